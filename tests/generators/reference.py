@@ -14,6 +14,7 @@ import statecache
 import statecache.testing
 from statecache._sync.feed import Changes, Watch
 from statecache._sync.until_stopped import UntilStopped
+from statecache.adapters.langgraph import StateCacheSaver
 from statecache.adapters.prometheus import PrometheusObserver
 from statecache.cli.app import app
 from statecache.errors import StateCacheError
@@ -33,7 +34,7 @@ Keyword arguments of the clients and of `Settings`, or variables `STATECACHE_…
 
 def page() -> str:
     """Return the whole page."""
-    parts = [HEAD, *_clients(), *_values(), *_errors(), SETTINGS, *_prometheus(), *_testing(), *_commands()]
+    parts = [HEAD, *_clients(), *_values(), *_errors(), SETTINGS, *_adapters(), *_testing(), *_commands()]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
@@ -105,6 +106,22 @@ def _prometheus() -> Iterator[str]:
     yield f"`{_signature('PrometheusObserver', PrometheusObserver)}`"
     for name, member in members(PrometheusObserver):
         yield _member(name, member, of="PrometheusObserver.")
+
+
+def _adapters() -> Iterator[str]:
+    yield from _prometheus()
+    yield from _langgraph()
+
+
+def _langgraph() -> Iterator[str]:
+    """Yield the saver's sections; of each method, the one that is not awaited stands for both."""
+    yield f"## statecache.adapters.langgraph.StateCacheSaver\n\n{_prose(StateCacheSaver.__doc__)}"
+    yield f"`{_signature('StateCacheSaver', StateCacheSaver)}`"
+    made = StateCacheSaver.from_conn_string
+    yield f"### StateCacheSaver.from_conn_string\n\n`{_signature('from_conn_string', made)}`\n\n{_prose(made.__doc__)}"
+    for name, member in members(StateCacheSaver):
+        if name in vars(StateCacheSaver) and not member.__doc__.startswith("Do what"):
+            yield _member(name, member, of="StateCacheSaver.")
 
 
 def _values() -> Iterator[str]:

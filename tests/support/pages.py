@@ -143,7 +143,7 @@ class Reader:
 
     def _python(self, block: Block) -> None:
         source = "\n" * block.line + block.text
-        code = compile(source, "page", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        code = compile(source, "page", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         output = io.StringIO()
         try:
             with contextlib.redirect_stdout(output):

@@ -1,0 +1,37 @@
+"""A checkpointer for LangGraph: what an agent's threads hold, hot in Redis and durable in Postgres.
+
+    from statecache.adapters.langgraph import StateCacheSaver
+
+    with StateCacheSaver.from_conn_string(redis_url=…, postgres_url=…) as saver:      # or from STATECACHE_* variables
+        graph = builder.compile(checkpointer=saver)
+        graph.invoke(…, {"configurable": {"thread_id": "42"}})                        # or await graph.ainvoke(…)
+
+A thread is a group, so what belongs to one checkpoint is one commit: all of it or nothing, on every tier.
+
+    langgraph/42/head/-                which checkpoint is the latest; never an earlier one than was there
+    langgraph/42/cp/-/oh…~1f0a…        a checkpoint: metadata, versions, small values, pending writes; its name begins
+                                       with the id turned round, so the newest is listed first
+    langgraph/42/ch/-/messages         the newest value of a channel above 4 KB; checkpoints name its versions, so
+                                       Redis keeps one of them, and Postgres what parts each from the one before
+    langgraph/42/w/-/oh…~1f0a…/t1/0    a task's pending writes, once they are more than 64 KB or of more than 8 tasks
+                     ^ the namespace of a subgraph, `-` for the graph itself
+
+All are JSON. What is plain data can be read there; anything else is what LangGraph's serializer makes of it, in base64.
+It needs the extra `statecache[langgraph]`.
+"""
+
+from __future__ import annotations
+
+from statecache import ConfigurationError
+
+try:
+    import langgraph.checkpoint.base  # noqa: F401
+except ModuleNotFoundError as missing:
+    raise ConfigurationError(
+        "a checkpointer for LangGraph needs the package langgraph-checkpoint",
+        hint="pip install 'statecache[langgraph]'",
+    ) from missing
+
+from statecache.adapters.langgraph.saver import StateCacheSaver
+
+__all__ = ["StateCacheSaver"]

@@ -1,0 +1,119 @@
+"""The states of a thread as JSON: a checkpoint with its pending writes, the head, a channel of its own, more writes.
+
+    head         {"thread_id", "checkpoint_ns", "checkpoint_id"}
+    checkpoint   {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "metadata", "checkpoint",
+                  "channel_values": {CHANNEL: form}, "writes": [write], "writes_elsewhere": bool, "more"}
+    channel      {"channel", "channel_version", "checkpoint_id", "value" or "data"}
+    write        {"task_id", "task_path", "idx", "channel"} and a form
+
+A checkpoint's state without `checkpoint` holds writes that came before it. In `more` stands, serialized, what JSON
+cannot say of metadata and checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
+
+from statecache.adapters.langgraph.names import Place
+from statecache.adapters.langgraph.values import Form, Serde, packed_of, split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata
+
+Document = dict[str, Any]
+WRITES_BYTES_MAX = 64 * 1024
+"""How much of pending writes stands in a checkpoint's own state."""
+WRITING_TASKS_MAX = 8
+"""Of how many tasks the pending writes stand in a checkpoint's own state: each of them writes it anew."""
+
+
+def place_of(document: Document) -> Place:
+    """Return where a checkpoint belongs."""
+    return Place(document["thread_id"], document["checkpoint_ns"])
+
+
+def head_document(place: Place, checkpoint_id: str) -> Document:
+    """Return what the head holds, and every checkpoint begins with."""
+    return {"thread_id": place.thread_id, "checkpoint_ns": place.checkpoint_ns, "checkpoint_id": checkpoint_id}
+
+
+def checkpoint_document(
+    place: Place, parent_id: str | None, checkpoint: Checkpoint, metadata: CheckpointMetadata, serde: Serde
+) -> Document:
+    """Return a checkpoint's document without its values and writes; it shares nothing with what the caller keeps."""
+    core = {name: part for name, part in checkpoint.items() if name != "channel_values"}
+    document = head_document(place, checkpoint["id"]) | {"parent_checkpoint_id": parent_id}
+    more: Document = {}
+    for name, parts in (("metadata", cast("dict[str, Any]", metadata)), ("checkpoint", core)):
+        document[name], rest = split(parts, serde)
+        if rest is not None:
+            more[name] = rest
+    return document | ({"more": more} if more else {})
+
+
+def whole(document: Document, name: str, serde: Serde) -> dict[str, Any]:
+    """Return `metadata` or `checkpoint` of a document as it was given."""
+    rest = document.get("more", {}).get(name)
+    return {**document[name], **(serde.load(packed_of(rest)) if rest else {})}
+
+
+def holds_checkpoint(document: Document) -> bool:
+    """Return whether it is more than writes that came before their checkpoint."""
+    return "checkpoint" in document
+
+
+def channel_document(channel: str, version: Any, checkpoint_id: str, piece: Form) -> Document:
+    """Return what a channel's own state holds."""
+    return {"channel": channel, "channel_version": str(version), "checkpoint_id": checkpoint_id} | piece
+
+
+def write_documents(writes: Sequence[tuple[str, Any]], task_id: str, task_path: str, serde: Serde) -> list[Document]:
+    """Return the writes of a task, each with the index by which a repetition is known."""
+    return [
+        {"task_id": task_id, "task_path": task_path, "idx": WRITES_IDX_MAP.get(channel, at), "channel": channel}
+        | serde.pack(value).form()
+        for at, (channel, value) in enumerate(writes)
+    ]
+
+
+def merged(known: Iterable[Document], more: Iterable[Document]) -> list[Document] | None:
+    """Return the writes with more of them, or None where these change nothing.
+
+    A write that is there stays as it is; one to a channel of LangGraph's own, such as an error, replaces it.
+    """
+    found = {(one["task_id"], one["idx"]): one for one in known}
+    before = dict(found)
+    for one in more:
+        place = one["task_id"], one["idx"]
+        if one["idx"] < 0 or place not in found:
+            found[place] = one
+    return None if found == before else [*found.values()]
+
+
+def in_order(writes: Iterable[Document]) -> list[Document]:
+    """Return writes in the order in which a run applies them."""
+    return sorted(writes, key=lambda one: (one["task_path"], one["task_id"], one["idx"]))
+
+
+def config_of(place: Place, checkpoint_id: str) -> RunnableConfig:
+    """Return the configuration that names a checkpoint."""
+    return {"configurable": head_document(place, checkpoint_id)}
+
+
+def tuple_of(
+    document: Document, values: Mapping[str, Any], writes: Iterable[Document], serde: Serde
+) -> CheckpointTuple:
+    """Return a checkpoint as LangGraph knows it."""
+    place, parent_id = place_of(document), document["parent_checkpoint_id"]
+    return CheckpointTuple(
+        config=config_of(place, document["checkpoint_id"]),
+        checkpoint=cast("Checkpoint", whole(document, "checkpoint", serde) | {"channel_values": dict(values)}),
+        metadata=cast("CheckpointMetadata", whole(document, "metadata", serde)),
+        parent_config=config_of(place, parent_id) if parent_id else None,
+        pending_writes=[(one["task_id"], one["channel"], serde.load(packed_of(one))) for one in in_order(writes)],
+    )

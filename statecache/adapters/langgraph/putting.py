@@ -1,0 +1,146 @@
+"""Putting a checkpoint: one commit of its state, of the channels that have states of their own, and of the head.
+
+Nothing is written blindly. A channel's state is written over the one that was read, so its version is known before, and
+the checkpoint can name it. The head is written over the one that was read, with the later of two ids. What was read may
+be old: then the commit conflicts, and the second attempt reads the primary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from statecache import Set, State, VersionConflict
+from statecache.adapters.langgraph.documents import (
+    Document,
+    channel_document,
+    checkpoint_document,
+    head_document,
+    holds_checkpoint,
+)
+from statecache.adapters.langgraph.plans import Plan, call
+from statecache.adapters.langgraph.values import Form, Packed, Serde
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
+
+    from statecache.adapters.langgraph.names import Place
+
+OWN_STATES_MAX = 200
+"""How many channels of a checkpoint get states of their own, the largest ones: a commit is of at most 256."""
+ATTEMPTS_MAX = 30
+"""How often a commit is tried that others are in the way of: tasks of the same superstep, or another run."""
+
+
+class Draft:
+    """A checkpoint to be put: its document, the values that changed with it, and those that did not.
+
+    Of what did not change, `kept` has a function that packs it, for where the parent does not have it, or None.
+    """
+
+    def __init__(
+        self, place: Place, document: Document, versions: Mapping[str, Any], changed: dict[str, Packed],
+        kept: Mapping[str, Callable[[], Packed] | None], writes: list[Document] | None = None,
+    ) -> None:  # fmt: skip
+        self.place, self.document, self.versions = place, document, versions
+        self.changed, self.kept, self.writes = changed, kept, writes or []
+        self.checkpoint_id: str = document["checkpoint_id"]
+        self.parent_id: str | None = document["parent_checkpoint_id"]
+
+
+def put(
+    place: Place, parent_id: str | None, checkpoint: Checkpoint, metadata: CheckpointMetadata,
+    new_versions: ChannelVersions, serde: Serde,
+) -> Plan[None]:  # fmt: skip
+    """Put a checkpoint."""
+    values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
+    changed = {name: serde.pack(value) for name, value in values.items() if name in new_versions}
+    kept: dict[str, Callable[[], Packed] | None] = {
+        name: None for name in versions if name not in new_versions and name not in values
+    }
+    for name, value in values.items():
+        if name not in new_versions:
+            kept[name] = lambda value=value: serde.pack(value)  # type: ignore[misc]
+    document = checkpoint_document(place, parent_id, checkpoint, metadata, serde)
+    yield from commit(Draft(place, document, dict(versions), changed, kept))
+
+
+def commit(draft: Draft) -> Plan[None]:
+    """Commit a draft; repeated, it changes nothing that counts."""
+    place, name = draft.place, draft.place.checkpoint(draft.checkpoint_id)
+    for attempt in range(ATTEMPTS_MAX):
+        read = "primary" if attempt else "local"
+        parent = place.checkpoint(draft.parent_id) if draft.parent_id and draft.kept else ""
+        names = [place.head, *([parent] if parent else []), *([name] if attempt else [])]
+        names += _names(place, {channel: one for channel, one in draft.changed.items() if one.is_large})
+        found: dict[str, State[Any] | None] = yield from call("get_many", names, read=read)
+        forms, packed = _forms(draft, found.get(parent))
+        missing = [one for one in _names(place, packed) if one not in found]
+        found |= (yield from call("get_many", missing, read=read)) if missing else {}
+        sets, versions = yield from _channels(draft, packed, forms, found, read)
+        known = found.get(name)
+        document = draft.document | {"channel_values": forms} | _writes(draft, known)
+        sets += [Set(name, document, expected=known), _head(draft, found[place.head])]
+        try:
+            made: list[State[Any]] = yield from call("commit", sets)
+        except VersionConflict:
+            if attempt == ATTEMPTS_MAX - 1:
+                raise
+        else:
+            if [state.version for state in made[: len(versions)]] == versions:
+                return  # else a channel was created and deleted in between: now it is there, and its version is known
+
+
+def _forms(draft: Draft, parent: State[Any] | None) -> tuple[dict[str, Form], dict[str, Packed]]:
+    """Return the forms of what stands in the checkpoint's own state, or already in a channel's, and what is large."""
+    packed, forms = dict(draft.changed), dict[str, Form]()
+    document: Document = parent.value if parent is not None and holds_checkpoint(parent.value) else {}
+    before = document.get("checkpoint", {}).get("channel_versions", {})
+    for channel, pack in draft.kept.items():
+        form = document["channel_values"].get(channel) if document else None
+        if form is not None and channel in before and before[channel] == draft.versions.get(channel):
+            forms[channel] = form
+        elif pack is not None:
+            packed[channel] = pack()
+    by_size = sorted(packed, key=lambda channel: len(packed[channel].data), reverse=True)
+    large = {channel: packed[channel] for channel in by_size[:OWN_STATES_MAX] if packed[channel].is_large}
+    return forms | {channel: one.form() for channel, one in packed.items() if channel not in large}, large
+
+
+def _names(place: Place, packed: Mapping[str, Packed]) -> list[str]:
+    """Return the names of the states that hold these values, in all their pieces."""
+    return [place.channel(channel, at) for channel, one in packed.items() for at in range(one.pieces_count)]
+
+
+def _channels(
+    draft: Draft, packed: Mapping[str, Packed], forms: dict[str, Form], found: Mapping[str, State[Any] | None],
+    read: str,
+) -> Plan[tuple[list[Any], list[int]]]:  # fmt: skip
+    """Return what is to be set of channels with states of their own, and which versions this makes; add forms."""
+    sets, versions = list[Any](), list[int]()
+    for channel, one in packed.items():
+        first = len(versions)
+        for at, piece in enumerate(one.pieces()):
+            name = draft.place.channel(channel, at)
+            before = found[name]
+            if before is None:  # which may be a deleted one, whose version counts on
+                before = yield from call("get", name, default=dict, read=read)
+            document = channel_document(channel, draft.versions.get(channel, ""), draft.checkpoint_id, piece)
+            sets.append(Set(name, document, expected=before))
+            versions.append(before.version + 1)
+        forms[channel] = {"type": one.type, "versions": versions[first:], "of": draft.checkpoint_id}
+    return sets, versions
+
+
+def _writes(draft: Draft, known: State[Any] | None) -> Document:
+    """Return the pending writes: those of the draft, or those that are there."""
+    if known is None or not known.value["writes"]:
+        return {"writes": draft.writes, "writes_elsewhere": bool(known and known.value["writes_elsewhere"])}
+    return {"writes": known.value["writes"], "writes_elsewhere": known.value["writes_elsewhere"]}
+
+
+def _head(draft: Draft, head: State[Any] | None) -> Set:
+    """Return what moves the head, or keeps it where it is."""
+    latest = draft.checkpoint_id if head is None else max(draft.checkpoint_id, head.value["checkpoint_id"])
+    return Set(draft.place.head, head_document(draft.place, latest), expected=head)

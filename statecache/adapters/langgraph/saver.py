@@ -1,0 +1,285 @@
+"""The checkpointer: LangGraph's methods, each a plan that clients carry out."""
+
+from __future__ import annotations
+
+from random import random
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    get_checkpoint_id,
+    get_serializable_checkpoint_metadata,
+)
+
+from statecache import AsyncStateCache, Settings, StateCache, UsageError
+from statecache.adapters.langgraph import deltas, listing, putting, reading, threads, writing
+from statecache.adapters.langgraph.clients import Clients
+from statecache.adapters.langgraph.documents import config_of, write_documents
+from statecache.adapters.langgraph.names import Place
+from statecache.adapters.langgraph.plans import Listing, Plan, call
+from statecache.adapters.langgraph.values import Serde
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.base import (
+        ChannelVersions,
+        Checkpoint,
+        CheckpointMetadata,
+        CheckpointTuple,
+        DeltaChannelHistory,
+    )
+    from langgraph.checkpoint.serde.base import SerializerProtocol
+
+    from statecache import Durability
+
+STRATEGIES = ("keep_latest", "delete")
+
+
+class StateCacheSaver(BaseCheckpointSaver[str]):
+    """A LangGraph checkpointer on statecache: threads are hot in Redis, and durable in Postgres.
+
+    `cache` is a `StateCache`, an `AsyncStateCache`, or `Settings`; without it settings come from STATECACHE_*
+    variables. On settings the saver makes clients of its own, for threads and for each event loop, and closes them:
+    use it as a context manager, with `async` or without, or call `close` or `aclose`. A client that is given stays
+    open. `namespace` is that of all its states. `durability` is when a checkpoint counts as written, the setting
+    without it. `serde` is as LangGraph has it.
+
+    What statecache raises is raised: a `VersionConflict` where a commit could not be had against many others,
+    `OutcomeUnknown` where it is not known whether it was applied, which makes the same put safe to repeat.
+    """
+
+    def __init__(
+        self,
+        cache: StateCache | AsyncStateCache | Settings | None = None,
+        *,
+        namespace: str = "langgraph",
+        durability: Durability | None = None,
+        serde: SerializerProtocol | None = None,
+    ) -> None:
+        super().__init__(serde=serde)
+        if "/" in namespace:
+            raise UsageError(f"namespace={namespace!r} is of more than one segment: a thread would have no group")
+        self._namespace = namespace
+        self._clients = Clients(Settings() if cache is None else cache, namespace, {"durability": durability})
+
+    @classmethod
+    def from_conn_string(
+        cls,
+        redis_url: str | None = None,
+        postgres_url: str | None = None,
+        *,
+        namespace: str = "langgraph",
+        durability: Durability | None = None,
+        serde: SerializerProtocol | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Return a saver with clients of its own; what is not given comes from STATECACHE_* variables."""
+        given = {"redis_url": redis_url, "postgres_url": postgres_url, **settings}
+        told = Settings(**{name: value for name, value in given.items() if value is not None})
+        return cls(told, namespace=namespace, durability=durability, serde=serde)
+
+    def setup(self) -> None:
+        """Look whether Redis and Postgres can be used; raise what hinders that. `statecache migrate` sets them up."""
+        self._clients.run(_look())
+
+    async def asetup(self) -> None:
+        """Do what `setup` does."""
+        await self._clients.arun(_look())
+
+    def group_of(self, thread_id: str) -> str:
+        """Return the key of the group that a thread's states are of, as `erase` and `get_group_at` take it."""
+        return f"{self._namespace}/{Place(thread_id).thread}"
+
+    def close(self) -> None:
+        """Close the clients that the saver has made."""
+        self._clients.close()
+
+    async def aclose(self) -> None:
+        """Do what `close` does."""
+        await self._clients.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    # Checkpoints.
+
+    def put(
+        self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:  # fmt: skip
+        """Put a checkpoint, in one commit, and return the configuration that names it."""
+        self._clients.run(self._put(config, checkpoint, metadata, new_versions))
+        return config_of(_place(config), checkpoint["id"])
+
+    async def aput(
+        self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:  # fmt: skip
+        """Do what `put` does."""
+        await self._clients.arun(self._put(config, checkpoint, metadata, new_versions))
+        return config_of(_place(config), checkpoint["id"])
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Keep what a task has written at a checkpoint, which may come later."""
+        self._clients.run(self._put_writes(config, writes, task_id, task_path))
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Do what `put_writes` does."""
+        await self._clients.arun(self._put_writes(config, writes, task_id, task_path))
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return the checkpoint that is named, or the latest, with its pending writes; None where there is none.
+
+        Raises VersionNotFound for an older one whose large values the namespace's policy has let go.
+        """
+        return self._clients.run(self._get_tuple(config))
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Do what `get_tuple` does."""
+        return await self._clients.arun(self._get_tuple(config))
+
+    def list(
+        self, config: RunnableConfig | None, *, filter: dict[str, Any] | None = None,  # noqa: A002
+        before: RunnableConfig | None = None, limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:  # fmt: skip
+        """Yield checkpoints, the newest first; without `config` those of all threads, whose names are all read."""
+        return self._clients.stream(self._list(config, filter, before, limit))
+
+    async def alist(
+        self, config: RunnableConfig | None, *, filter: dict[str, Any] | None = None,  # noqa: A002
+        before: RunnableConfig | None = None, limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:  # fmt: skip
+        """Do what `list` does."""
+        async for found in self._clients.astream(self._list(config, filter, before, limit)):
+            yield found
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Return what was written to delta channels since their last snapshots, along a checkpoint's ancestors."""
+        return self._clients.run(self._delta_history(config, channels))
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Do what `get_delta_channel_history` does."""
+        return await self._clients.arun(self._delta_history(config, channels))
+
+    # Threads.
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete all of a thread. What its states once held stays in their history: `erase` of its group ends that."""
+        self._clients.run(threads.delete_thread(Place(thread_id).thread))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Do what `delete_thread` does."""
+        await self._clients.arun(threads.delete_thread(Place(thread_id).thread))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints that these runs have put, with their pending writes."""
+        self._clients.run(threads.delete_for_runs(_sequence(run_ids, "run_ids")))
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Do what `delete_for_runs` does."""
+        await self._clients.arun(threads.delete_for_runs(_sequence(run_ids, "run_ids")))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy all checkpoints of a thread to another one, which may have some; cut off, it may be called again."""
+        self._clients.run(self._copy(source_thread_id, target_thread_id))
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Do what `copy_thread` does."""
+        await self._clients.arun(self._copy(source_thread_id, target_thread_id))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Delete all checkpoints of threads but the latest of each namespace; or, with `delete`, all of them.
+
+        Ancestors that hold what delta channels of the latest are made of stay, too.
+        """
+        self._clients.run(_pruned(thread_ids, strategy))
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Do what `prune` does."""
+        await self._clients.arun(_pruned(thread_ids, strategy))
+
+    def get_next_version(self, current: str | None, channel: None) -> str:  # noqa: ARG002
+        """Return a channel version that is greater, and that no other branch of the thread has."""
+        count = 0 if current is None else int(str(current).partition(".")[0])
+        return f"{count + 1:032d}.{random():.16f}"  # noqa: S311
+
+    def _put(
+        self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> Plan[None]:  # fmt: skip
+        told = get_serializable_checkpoint_metadata(config, metadata)
+        parent_id = get_checkpoint_id(config)
+        return putting.put(_place(config), parent_id, checkpoint, told, new_versions, self._serde)
+
+    def _put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+    ) -> Plan[None]:
+        documents = write_documents(writes, task_id, task_path, self._serde)
+        return writing.put_writes(_place(config), config["configurable"]["checkpoint_id"], documents, task_id)
+
+    def _get_tuple(self, config: RunnableConfig) -> Plan[CheckpointTuple | None]:
+        return reading.get_tuple(_place(config), get_checkpoint_id(config), self._serde)
+
+    def _list(
+        self, config: RunnableConfig | None, wanted: Mapping[str, Any] | None, before: RunnableConfig | None,
+        limit: int | None,
+    ) -> Listing:  # fmt: skip
+        query = listing.Query(
+            _place(config) if config else None,
+            whole_thread=bool(config) and cast("RunnableConfig", config)["configurable"].get("checkpoint_ns") is None,
+            checkpoint_id=get_checkpoint_id(config) if config else None,
+            filter=wanted, before=get_checkpoint_id(before) if before else None, limit=limit,
+        )  # fmt: skip
+        return listing.listed(query, self._serde)
+
+    def _delta_history(self, config: RunnableConfig, channels: Sequence[str]) -> Plan[dict[str, DeltaChannelHistory]]:
+        return deltas.delta_history(_place(config), get_checkpoint_id(config), channels, self._serde)
+
+    def _copy(self, source: str, target: str) -> Plan[None]:
+        return threads.copy_thread(Place(source).thread, target)
+
+    @property
+    def _serde(self) -> Serde:
+        return Serde(self.serde)
+
+
+def _place(config: RunnableConfig) -> Place:
+    configurable = config["configurable"]
+    return Place(configurable["thread_id"], configurable.get("checkpoint_ns") or "")
+
+
+def _look() -> Plan[None]:
+    yield from call("get", "setup/look", read="primary")
+
+
+def _sequence(names: Sequence[str], what: str) -> Sequence[str]:
+    if isinstance(names, str):
+        raise TypeError(f"{what} is a sequence of ids, not one text")
+    return names
+
+
+def _pruned(thread_ids: Sequence[str], strategy: str) -> Plan[None]:
+    if strategy not in STRATEGIES:
+        raise ValueError(f"the strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
+    for thread_id in _sequence(thread_ids, "thread_ids"):
+        thread = Place(thread_id).thread
+        yield from threads.delete_thread(thread) if strategy == "delete" else threads.keep_latest(thread)

@@ -1,0 +1,180 @@
+"""What is done to whole threads: deleted, thinned out, copied.
+
+A delete of up to 250 states is one commit. Of more, the heads go with the first commit, so that nobody goes on from a
+thread of which a part is gone; cut off, it may be called again. What others write meanwhile is not overlooked: every
+state is deleted as it was listed, and listed again where it has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from statecache import Delete, NotFound, Set, State, VersionConflict
+from statecache.adapters.langgraph.documents import Document, head_document, holds_checkpoint, place_of
+from statecache.adapters.langgraph.listing import checkpoints_among, name_of, segment_of
+from statecache.adapters.langgraph.names import Place, checkpoint_segment
+from statecache.adapters.langgraph.plans import Declined, Plan, call
+from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, Draft, commit
+from statecache.adapters.langgraph.reading import document_of, latest, packed_values, writes_of
+from statecache.adapters.langgraph.values import Packed
+from statecache.adapters.langgraph.writing import put_writes
+
+_STATES_PER_COMMIT = 250
+_MOVED = (VersionConflict, NotFound)
+
+
+def delete_thread(thread: str) -> Plan[None]:
+    """Delete all states of a thread, which is given as its segment."""
+    for attempt in range(ATTEMPTS_MAX):
+        states: list[State[Any]] = yield from call("list", f"{thread}/", values=False)
+        deletes = {name_of(state.key): Delete(name_of(state.key), expected=state) for state in states}
+        heads = [name for name in deletes if name.startswith(f"{thread}/head/")]
+        first = [deletes.pop(name) for name in heads]
+        try:
+            yield from _in_commits([*first, *deletes.values()])
+        except _MOVED:
+            if attempt == ATTEMPTS_MAX - 1:
+                raise
+        else:
+            return
+
+
+def _in_commits(steps: Sequence[Any]) -> Plan[None]:
+    for at in range(0, len(steps), _STATES_PER_COMMIT):
+        yield from call("commit", steps[at : at + _STATES_PER_COMMIT])
+
+
+def delete_for_runs(run_ids: Iterable[str]) -> Plan[None]:
+    """Delete the checkpoints that runs have put, in whatever thread."""
+    doomed: dict[str, set[str]] = {}
+    for run_id in run_ids:
+        states = yield from call("list", where={"metadata.run_id": str(run_id)}, values=False)
+        for name in checkpoints_among(name_of(state.key) for state in states):
+            doomed.setdefault(name.rpartition("/")[0], set()).add(segment_of(name))
+    for stem, segments in doomed.items():
+        state = yield from call("get", f"{stem}/{next(iter(segments))}", read="primary")
+        if state is not None:
+            yield from drop(place_of(state.value), segments)
+
+
+def drop(place: Place, doomed: set[str]) -> Plan[None]:
+    """Delete checkpoints by the last segments of their names, and move the head to the latest of those that stay."""
+    for attempt in range(ATTEMPTS_MAX):
+        head: State[Any] | None = yield from call("get", place.head, read="primary")
+        states: list[State[Any]] = yield from call("list", place.checkpoints, values=False)
+        gone = [state for state in states if segment_of(state.key) in doomed]
+        stay = [name_of(state.key) for state in states if segment_of(state.key) not in doomed]
+        writes = yield from call("list", place.writes, values=False)
+        gone += [state for state in writes if state.key.split("/")[-3] in doomed]
+        steps: list[Any] = [Delete(name_of(state.key), expected=state) for state in gone]
+        if head is not None and checkpoint_segment(head.value["checkpoint_id"]) in doomed:
+            newest = yield from _newest(stay)
+            if newest is None:
+                channels = yield from call("list", place.channels, values=False)
+                steps += [Delete(name_of(state.key), expected=state) for state in channels]
+                steps = [Delete(place.head, expected=head), *steps]
+            else:
+                steps = [Set(place.head, head_document(place, newest), expected=head), *steps]
+        try:
+            yield from _in_commits(steps)
+        except _MOVED:
+            if attempt == ATTEMPTS_MAX - 1:
+                raise
+        else:
+            return
+
+
+def _newest(names: Iterable[str]) -> Plan[str | None]:
+    """Return the id of the first of the states that is a checkpoint."""
+    for name in names:
+        state = yield from call("get", name, read="primary")
+        if state is not None and holds_checkpoint(state.value):
+            return str(state.value["checkpoint_id"])
+    return None
+
+
+def keep_latest(thread: str) -> Plan[None]:
+    """Delete all checkpoints of a thread but the latest of each namespace, and those that its delta channels need.
+
+    A delta channel has no value of its own in most checkpoints: it is made of a snapshot in one of the ancestors and of
+    the writes since. So these ancestors stay.
+    """
+    heads: list[State[Any]] = yield from call("list", f"{thread}/head/")
+    for head in heads:
+        place = place_of(head.value)
+        document = yield from latest(place)
+        if document is None:
+            continue
+        chain = yield from _needed(place, document)
+        kept = {checkpoint_segment(one["checkpoint_id"]) for one in chain}
+        newest = checkpoint_segment(document["checkpoint_id"])
+        states = yield from call("list", place.checkpoints, after=place.checkpoints + newest, values=False)
+        yield from drop(place, {segment_of(state.key) for state in states} - kept)
+        yield from _cut(place, chain[-1])
+
+
+def _needed(place: Place, document: Document) -> Plan[list[Document]]:
+    """Return a checkpoint and the ancestors that its delta channels are made of."""
+    chain, counters = [document], document["metadata"].get("counters_since_delta_snapshot") or {}
+    wanted = set(counters) - set(document["channel_values"])
+    while wanted and chain[-1]["parent_checkpoint_id"]:
+        parent = yield from document_of(place, chain[-1]["parent_checkpoint_id"])
+        if parent is None:
+            break
+        chain.append(parent)
+        wanted -= set(parent["channel_values"])
+    return chain
+
+
+def _cut(place: Place, document: Document) -> Plan[None]:
+    """Let a checkpoint have no parent, where that is gone."""
+    parent_id = document["parent_checkpoint_id"]
+    if parent_id is None or (yield from document_of(place, parent_id)) is not None:
+        return
+
+    def orphaned(found: Document) -> Document:
+        if found.get("parent_checkpoint_id") is None:
+            raise Declined("unchanged")
+        return found | {"parent_checkpoint_id": None}
+
+    with suppress(Declined, NotFound):
+        yield from call("update", place.checkpoint(document["checkpoint_id"]), orphaned)
+
+
+def copy_thread(source: str, target_id: str) -> Plan[None]:
+    """Copy all checkpoints of a thread, the oldest first, with their values and pending writes."""
+    if source == Place(target_id).thread:
+        return
+    names = checkpoints_among(name_of(one.key) for one in (yield from call("list", f"{source}/cp/", values=False)))
+    for name in sorted(names, key=lambda name: segment_of(name).encode(), reverse=True):
+        state = yield from call("get", name, read="primary")
+        if state is not None and holds_checkpoint(state.value):
+            yield from _copy(state.value, target_id)
+
+
+def _copy(document: Document, target_id: str) -> Plan[None]:
+    place, target = place_of(document), Place(target_id, document["checkpoint_ns"])
+    parent_id, versions = document["parent_checkpoint_id"], document["checkpoint"].get("channel_versions", {})
+    parent = (yield from document_of(place, parent_id)) if parent_id else None
+    before = parent["channel_values"] if parent else {}
+    values = yield from packed_values(document, document["channel_values"])
+    changed: dict[str, Packed] = {}
+    kept: dict[str, Any] = {}
+    for channel, packed in values.items():
+        if document["channel_values"][channel] == before.get(channel):
+            kept[channel] = lambda packed=packed: packed
+        else:
+            changed[channel] = packed
+    writes = yield from writes_of(document)
+    copied = document | {"thread_id": target.thread_id}
+    few = copied["writes"]
+    yield from commit(Draft(target, copied, versions, changed, kept, few))
+    tasks = {(one["task_id"], one["idx"]) for one in few}
+    more: dict[str, list[Document]] = {}
+    for one in writes:
+        if (one["task_id"], one["idx"]) not in tasks:
+            more.setdefault(one["task_id"], []).append(one)
+    for task_id, some in more.items():
+        yield from put_writes(target, document["checkpoint_id"], some, task_id)

@@ -1,0 +1,153 @@
+"""Pending writes: in the checkpoint's own state while they are few, then each task's in states of its own.
+
+A superstep of a thousand tasks would otherwise write one state a thousand times, each time more of it. Once a
+checkpoint says `writes_elsewhere` it says so for ever, and nothing more is added to it: tasks no longer meet. A task's
+writes may take several states; what is too large for one is parted. They are written in one commit.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from statecache import Delete, NotFound, Set, VersionConflict
+from statecache.adapters.langgraph.documents import (
+    WRITES_BYTES_MAX,
+    WRITING_TASKS_MAX,
+    Document,
+    head_document,
+    merged,
+)
+from statecache.adapters.langgraph.plans import Declined, Plan, call
+from statecache.adapters.langgraph.putting import ATTEMPTS_MAX
+from statecache.adapters.langgraph.values import PIECE_BYTES_MAX, refuse_oversized
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from statecache import State
+    from statecache.adapters.langgraph.names import Place
+
+_TEXT_MAX = PIECE_BYTES_MAX * 4 // 3
+"""How long the base64 of a piece is at most."""
+_UNCHANGED, _ELSEWHERE = "unchanged", "elsewhere"
+
+
+def put_writes(place: Place, checkpoint_id: str, writes: Sequence[Document], task_id: str) -> Plan[None]:
+    """Add a task's writes to a checkpoint, be it there already or not."""
+    if not writes:
+        return
+    name, empty = place.checkpoint(checkpoint_id), _empty(place, checkpoint_id)
+    if _size(writes) <= WRITES_BYTES_MAX:
+        try:
+            yield from call("update", name, lambda document: _added(document, writes), default=empty)
+        except Declined as declined:
+            if declined.args[0] == _UNCHANGED:
+                return
+        else:
+            return
+    with suppress(Declined):
+        yield from call("update", name, _closed, default=empty)
+    yield from put_elsewhere(place, checkpoint_id, writes, task_id)
+
+
+def _empty(place: Place, checkpoint_id: str) -> Document:
+    """Return the state of a checkpoint that has not come yet."""
+    return head_document(place, checkpoint_id) | {"writes": [], "writes_elsewhere": False}
+
+
+def _added(document: Document, writes: Sequence[Document]) -> Document:
+    """Return a checkpoint's state with the writes in it; decline where they have no room there."""
+    if document["writes_elsewhere"]:
+        raise Declined(_ELSEWHERE)
+    both = merged(document["writes"], writes)
+    if both is None:
+        raise Declined(_UNCHANGED)
+    if len({one["task_id"] for one in both}) > WRITING_TASKS_MAX or _size(both) > WRITES_BYTES_MAX:
+        raise Declined(_ELSEWHERE)
+    return document | {"writes": both}
+
+
+def _closed(document: Document) -> Document:
+    """Return a checkpoint's state to which no writes are added any more; decline where it is so already."""
+    if document["writes_elsewhere"]:
+        raise Declined(_UNCHANGED)
+    return document | {"writes_elsewhere": True}
+
+
+def put_elsewhere(place: Place, checkpoint_id: str, writes: Sequence[Document], task_id: str) -> Plan[None]:
+    """Write a task's writes into states of its own."""
+    stem = place.writes_of_task(checkpoint_id, task_id)
+    found: dict[str, State[Any]] = {}
+    for attempt in range(ATTEMPTS_MAX):
+        if attempt:
+            states = yield from call("list", stem)
+            found = {stem + state.key.rpartition("/")[2]: state for state in states}
+        known = gathered(state.value for state in found.values())
+        both = merged(known, writes)
+        if both is None:
+            return
+        parts = {f"{stem}{at}": part for at, part in enumerate(_parts(both))}
+        head = head_document(place, checkpoint_id)
+        sets: list[Any] = [Set(name, head | {"writes": part}, expected=found.get(name)) for name, part in parts.items()]
+        sets += [Delete(name, expected=state) for name, state in found.items() if name not in parts]
+        try:
+            yield from call("commit", sets)
+        except (VersionConflict, NotFound):
+            if attempt == ATTEMPTS_MAX - 1:
+                raise
+        else:
+            return
+
+
+def elsewhere(place: Place, checkpoint_id: str) -> Plan[list[Document]]:
+    """Return the writes of a checkpoint that stand in states of their own."""
+    states = yield from call("list", place.writes_of(checkpoint_id))
+    tasks: dict[str, list[State[Any]]] = {}
+    for state in states:
+        tasks.setdefault(state.key.rpartition("/")[0], []).append(state)
+    return [one for parts in tasks.values() for one in gathered(part.value for part in parts)]
+
+
+def all_writes(document: Document, more: Iterable[Document]) -> list[Document]:
+    """Return the writes of a checkpoint's own state with those that stand elsewhere, which are newer."""
+    return merged(document["writes"], more) or document["writes"]
+
+
+def gathered(documents: Iterable[Document]) -> list[Document]:
+    """Return the writes that states hold, those that were parted whole again."""
+    whole: list[Document] = []
+    for part in (part for document in documents for part in document["writes"]):
+        if "task_id" in part:
+            whole.append(part)
+        else:
+            whole[-1] = whole[-1] | {"data": whole[-1]["data"] + part["data"]}
+    return whole
+
+
+def _parts(writes: Iterable[Document]) -> Iterator[list[Document]]:
+    """Yield the writes in as many lists as it takes for each to have room in a state: a commit holds two or three."""
+    some, size = list[Document](), 0
+    for part in (part for one in writes for part in _pieces(one)):
+        weight = _size([part])
+        if some and size + weight > _TEXT_MAX:
+            yield some
+            some, size = [], 0
+        some, size = [*some, part], size + weight
+    if some:
+        yield some
+
+
+def _pieces(write: Document) -> Iterator[Document]:
+    """Yield a write, in pieces if it is too large for a state: those behind the first hold nothing but data."""
+    text = write.get("data", "")
+    refuse_oversized(len(text) * 3 // 4)
+    yield write | {"data": text[:_TEXT_MAX]} if len(text) > _TEXT_MAX else write
+    for at in range(_TEXT_MAX, len(text), _TEXT_MAX):
+        yield {"data": text[at : at + _TEXT_MAX]}
+
+
+def _size(writes: Sequence[Document]) -> int:
+    return len(msgspec.json.encode(writes))
