@@ -33,6 +33,7 @@ from statecache import Settings
 from statecache.cli.epochs import adopt
 from statecache.clock import monotonic
 from statecache.errors import OutcomeUnknown, Unavailable
+from statecache.history_errors import HistoryIncomplete
 from statecache.keys import KeySpace
 from statecache.lua import parts_of, script
 from tests.simulation.actor import Actor
@@ -249,6 +250,9 @@ class Story(LockStory):
     async def _branched(self) -> None:
         await self._actor.set(A)
         await self._actor.back(A, 1)
+        with contextlib.suppress(Unavailable, HistoryIncomplete):
+            versions = [change.version async for change in self._actor.cache.history(A)]
+            assert versions == [*range(1, len(versions) + 1)]
         self._world.look()
         await self._actor.branch(A)
 

@@ -52,7 +52,6 @@ NOT_VISITED = {
     "history_missing": "it only reads, as the read of links just before it does: test_branch_merges",
     "history_nearest": "it only reads what is never changed, and its errors are those of every read: test_time_travel",
     "history_range": "it only reads what is never changed, and its errors are those of every read: test_time_travel",
-    "history_versions": "it only reads what is never changed, and its errors are those of every read: test_time_travel",
     "position_lineage": "it only reads, as every read of history does: test_history_failover",
     "pack_page": "asked only of a schema that an earlier release has filled: test_packing",
     "pack_write": "asked only of a schema that an earlier release has filled: test_packing",
