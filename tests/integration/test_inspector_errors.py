@@ -156,7 +156,7 @@ async def test_bytes_that_are_not_what_their_encoding_says_are_shown_as_they_are
     await cache.set(KEY, 2)
     await flush(worker)
     broken = b'{"a": <script>\xff\xfe'
-    psql.execute("UPDATE change SET value = %s, size = 16, digest = NULL WHERE version = 1", (broken,))
+    psql.execute("UPDATE change SET value = %s, size = 16, digest = NULL, hash = NULL WHERE version = 1", (broken,))
     page = web.get("key", key=KEY, version=1)
     assert page.status == 200
     assert "The value cannot be shown. The value of 'runs/42' cannot be decoded" in page.text
