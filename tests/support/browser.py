@@ -101,6 +101,13 @@ class Browser:
                 return found
             pause_thread()
 
+    def arrives(self, part: str) -> None:
+        """Wait until the page is one whose address has that part: a click may return before its page has come."""
+        end = monotonic() + UNTIL_S
+        while part not in self.url:
+            assert monotonic() < end, f"no {part} in {self.url}"
+            pause_thread()
+
     def text(self, selector: str) -> str:
         """Return the text of the first element that a selector means."""
         return str(self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
