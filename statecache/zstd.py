@@ -15,7 +15,7 @@ from typing import Any
 
 import zstandard
 
-LEVEL = 1
+_LEVEL = 1
 _LEVEL_SUFFICES = 100_000
 """Up to how many bytes of both a value and its parent the level's own parameters find what they have in common."""
 _WINDOW_LOG_MIN, _HASH_LOG_MIN = 10, 6
@@ -34,7 +34,7 @@ def compressed(value: bytes) -> bytes:
     try:
         compressor = _compressors.pop()
     except IndexError:
-        compressor = zstandard.ZstdCompressor(level=LEVEL)
+        compressor = zstandard.ZstdCompressor(level=_LEVEL)
     frame = compressor.compress(value)
     _compressors.append(compressor)
     return frame
@@ -76,7 +76,7 @@ def _by_dictionary(prefix: bytes, value: bytes) -> bytes:
     dictionary = zstandard.ZstdCompressionDict(prefix, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
     both = len(prefix) + len(value)
     if both <= _LEVEL_SUFFICES:
-        return zstandard.ZstdCompressor(level=LEVEL, dict_data=dictionary).compress(value)
+        return zstandard.ZstdCompressor(level=_LEVEL, dict_data=dictionary).compress(value)
     parameters = _parameters(both.bit_length())
     return zstandard.ZstdCompressor(compression_params=parameters, dict_data=dictionary).compress(value)
 
@@ -84,7 +84,7 @@ def _by_dictionary(prefix: bytes, value: bytes) -> bytes:
 @cache
 def _parameters(window_log: int) -> zstandard.ZstdCompressionParameters:
     """Return parameters whose window reaches all of the parent, and whose table has room for most places in it."""
-    return zstandard.ZstdCompressionParameters.from_level(LEVEL, window_log=window_log, hash_log=window_log - 4)
+    return zstandard.ZstdCompressionParameters.from_level(_LEVEL, window_log=window_log, hash_log=window_log - 4)
 
 
 @cache
@@ -107,7 +107,7 @@ def _by_prefix() -> Callable[[bytes, bytes], bytes] | None:
             context = ffi.gc(create(), free)
             if context == ffi.NULL:
                 raise MemoryError from None
-            tune(context, level, LEVEL)
+            tune(context, level, _LEVEL)
         window_log = max((len(prefix) + len(value)).bit_length(), _WINDOW_LOG_MIN)
         tune(context, window, window_log)
         tune(context, table, max(window_log - 3, _HASH_LOG_MIN))

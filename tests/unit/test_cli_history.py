@@ -1,4 +1,4 @@
-"""How history looks: differences and logs at every width, with nothing cut, coloured or not, and steering nothing."""
+"""How history looks: differences and logs at every width, nothing cut, coloured or not, without control characters."""
 
 from __future__ import annotations
 

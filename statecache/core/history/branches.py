@@ -40,7 +40,7 @@ class Branches:
         }  # fmt: skip
         rows = await self._postgres.fetch("history_missing", asked, seconds=max(end - monotonic(), 0.001))
         for key, first, last, missing in rows:
-            why = f"of its versions {first} to {last} {missing} are missing, and may have been merges"
+            why = f"{missing} of its versions {first} to {last} are missing, and may have been merges"
             raise VersionNotFound(key, wanted="version to merge from", reason=why)
 
     async def below(self, key: str, *, whole: bool, end: float) -> list[Branch]:
