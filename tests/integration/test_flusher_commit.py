@@ -17,6 +17,7 @@ from statecache.errors import PostgresUnavailable, RedisUnavailable
 from statecache.testing import servers
 from statecache_workers.database import Call, Database, Transaction
 from statecache_workers.postgres_errors import Poison, translated
+from statecache_workers.read_ahead import UNREAD_PART
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows
 from tests.fixtures.servers import MakeSettings, plain_client
@@ -225,8 +226,8 @@ async def test_a_lost_acknowledgement_repeats_nothing(
 async def test_what_is_committed_is_acknowledged_although_reading_on_fails(
     agents: Agents, make_worker: MakeWorker, settings: Settings, psql: Psql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While Postgres commits a full batch, Redis refuses to give the next one."""
-    worker = make_worker(settings.model_copy(update={"flush_batch_max": 5}))
+    """While Postgres commits a batch that left some behind, Redis refuses to give the next one."""
+    worker = make_worker(settings.model_copy(update={"flush_batch_max": 5 * UNREAD_PART}))
     await flush(worker)
     for _ in range(8):
         agents.commit("runs/1")
@@ -292,16 +293,16 @@ async def test_an_error_at_commit_is_blamed_on_no_change(agents: Agents, worker:
 async def test_while_a_batch_fails_what_was_read_ahead_is_not_written(
     agents: Agents, make_worker: MakeWorker, psql: Psql, settings: Settings
 ) -> None:
-    worker = make_worker(settings.model_copy(update={"flush_batch_max": 5}))
+    worker = make_worker(settings.model_copy(update={"flush_batch_max": 5 * UNREAD_PART}))
     await flush(worker)
-    for i in range(20):
+    for i in range(25):
         agents.commit(("runs/1", str(i)))
     body = "IF NEW.version = 8 THEN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END IF;"
     with _trigger(psql, "change", body), pytest.raises(PostgresUnavailable):
         await flush(worker)
     assert rows(psql, "SELECT max(version) FROM change") == [(5,)]
     await flush_through(worker)
-    assert rows(psql, "SELECT count(*), bool_or(gap) FROM change") == [(20, False)]
+    assert rows(psql, "SELECT count(*), bool_or(gap) FROM change") == [(25, False)]
 
 
 async def test_shards_that_somebody_locks_are_tried_again(

@@ -105,7 +105,7 @@ async def test_a_batch_that_takes_too_long_is_halved_until_it_fits_and_grows_bac
     with _slow_changes(psql, most=5):
         await flush_through(worker)
         assert sum(flushed(psql).values()) == 40
-        assert worker.flusher.size.entries < 40
+        assert worker.flusher.size.entries < settings.flush_batch_max
         assert log.of("batch_too_slow")
     for _ in range(12):
         agents.commit(agents.key_on(0))

@@ -138,6 +138,7 @@ SCENARIOS = {
         "tests/unit/test_starting.py",
         "test_what_interrupts_the_start_is_raised_and_not_what_breaks_of_it",
     ),
+    "made_ahead": ("tests/unit/test_values_ahead.py", "test_where_keyframes_were_moved_meanwhile_a_value_is_kept_anew"),
     "near_dropped": ("tests/unit/test_near_shared.py", "test_dropping_goes_well_while_other_threads_read"),
     "tls_shared": (
         "tests/integration/test_client_threads.py",

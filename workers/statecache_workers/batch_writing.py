@@ -12,7 +12,7 @@ from statecache.model import Token
 from statecache.rules.pins import Pin
 from statecache.rules.reconcile import Fate, Fork, Judgement, Tip, judge
 from statecache_workers.database import Call, Transaction
-from statecache_workers.history_writing import KeptChange, ParentOf, kept_changes
+from statecache_workers.history_writing import KeptChange, NoValues, Values, kept_changes
 from statecache_workers.origins import Link, link_call, linked
 from statecache_workers.postgres_arrays import (
     blobs,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from statecache_workers.streams import Slice
 
 _NOWHERE = Fate("nowhere")
+NO_VALUES = NoValues()
 
 
 class WriteResult(msgspec.Struct, kw_only=True):
@@ -84,21 +85,17 @@ class Mark(NamedTuple):
     hashed: bool = True
 
 
-def _unknown(_: int, __: str) -> None:
-    return None
-
-
 async def judged(
     transaction: Transaction,
     shard: int,
     change_sets: Sequence[ChangeSet],
     tips: Mapping[str, Tip],
-    parent_of: ParentOf = _unknown,
+    values: Values = NO_VALUES,
     latest: Collection[str] = (),
 ) -> Judged:
     """Decide on a shard's change-sets; ask Postgres what became of other changes where that matters.
 
-    `parent_of` gives the newest value of a shard's key, where it is remembered. `latest` are the namespaces of whose
+    `values` are the newest ones of keys, where they are remembered. `latest` are the namespaces of whose
     history only the latest values are kept.
     """
     fates: dict[tuple[str, str], Fate] = {}
@@ -109,7 +106,7 @@ async def judged(
     while True:
         judgement = judge(change_sets, tips, fates, tokens)
         if not judgement.asked:
-            kept, parents, pins = kept_changes(shard, judgement, tips, parent_of, latest)
+            kept, parents, pins = kept_changes(shard, judgement, tips, values, latest)
             links = await linked(transaction, judgement.applied, kept)
             return Judged(shard, judgement, tokens, kept, parents, pins, links)
         keys, change_ids = zip(*judgement.asked, strict=True)

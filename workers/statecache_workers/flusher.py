@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache.clock import monotonic
-from statecache.errors import PostgresUnavailable, RedisUnavailable
+from statecache.errors import PostgresUnavailable
 from statecache.rules.reconcile import NOTHING, Tip
 from statecache_workers.acknowledgement import Acknowledgement
 from statecache_workers.batch_writing import Judged, WriteResult, judged, mark_of, watermarks, writes
@@ -44,19 +44,18 @@ from statecache_workers.owned_shards import (
     agree,
     misplaced,
     set_apart,
-    shares,
-    turn_after,
 )
 from statecache_workers.postgres_arrays import integers, texts
 from statecache_workers.postgres_errors import Poison
 from statecache_workers.quarantine import write_carefully
-from statecache_workers.read_ahead import Lookout, ReadAhead, still_next
+from statecache_workers.read_ahead import UNREAD_PART, Lookout, still_next
 from statecache_workers.recall import Recall
 from statecache_workers.repair import Repair
 from statecache_workers.sizing import BatchSize
 from statecache_workers.stream_places import StreamPlace
 from statecache_workers.streams import Entry, Slice, Streams, Wanted
 from statecache_workers.tip_cache import TipCache
+from statecache_workers.values_ahead import ValuesAhead
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
@@ -100,13 +99,13 @@ class Flusher:
         self.streams = Streams(settings, keys)
         self.tips = TipCache(settings.tips_max, settings.history_values_bytes_max)
         self.histories = KeptHistories()
+        self.values = ValuesAhead(self.tips)
         self.counters = Counters()
         self.recall = Recall(keys, self.streams)
         self.acknowledgement = Acknowledgement(keys, self.streams)
         self._repair = Repair(settings, keys, self.streams)
-        self._first = 0
         self.size = BatchSize(settings.flush_batch_max, settings.flush_bytes_max, timeout_s=settings.timeout_s)
-        self._lookout = Lookout(settings, self.streams)
+        self._lookout = Lookout(settings, self.streams, self.size, self.values)
 
     async def look(self, link: Link, holdings: dict[int, Holding], woken: Sequence[int] = ()) -> Heads:
         """Return the heads of the shards, as they were before the entries that the next cycle writes were read."""
@@ -126,8 +125,9 @@ class Flusher:
         ahead = self._lookout.taken()
         fits = ahead is not None and ahead.heads is heads and self.size.whole
         slices = still_next(ahead, holdings) if ahead is not None and fits else []
+        more = ahead is not None and ahead.more
         if not slices:
-            wanted = self._wanted(holdings, heads, set(woken), progress)
+            wanted, more = self._wanted(holdings, heads, set(woken), progress)
             slices = await self.streams.read(link, wanted) if wanted else []
         for one in slices:
             await self._prepare(link, one, progress)
@@ -135,11 +135,13 @@ class Flusher:
             await self.recall.go_on(link, [one for one in holdings.values() if one.phase == "open"])
         slices = [one for one in slices if one.end.n > one.start.n]
         if slices:
-            await self._flush(link, database, holdings, slices, heads, progress)
+            await self._flush(link, database, holdings, slices, heads, progress, more=more)
         return progress
 
-    def _wanted(self, holdings: dict[int, Holding], heads: Heads, woken: set[int], progress: Progress) -> list[Wanted]:
-        """Decide how many entries to read of which shard."""
+    def _wanted(
+        self, holdings: dict[int, Holding], heads: Heads, woken: set[int], progress: Progress
+    ) -> tuple[list[Wanted], bool]:
+        """Decide how many entries to read of which shard, and whether there are more."""
         able: dict[int, tuple[Holding, Head, StreamPlace]] = {}
         for shard, holding in holdings.items():
             head = heads.of.get(shard)
@@ -151,18 +153,7 @@ class Flusher:
                 able[shard] = holding, head, holding.place
             else:
                 self._doubt(holding, progress)
-        return self._shared_out(able, woken)
-
-    def _shared_out(self, able: dict[int, tuple[Holding, Head, StreamPlace]], woken: set[int]) -> list[Wanted]:
-        pending = {
-            shard: (max(1, head.n - place.n), max(0, head.bytes - place.bytes))
-            for shard, (_, head, place) in able.items()
-            if head.n > place.n or shard in woken
-        }
-        counts = shares(pending, self.size.entries, self.size.bytes, self._first)
-        if counts:
-            self._first = turn_after(pending, counts, self._first)
-        return [Wanted(*able[shard], count) for shard, count in counts.items()]
+        return self._lookout.share_out(able, woken, UNREAD_PART)
 
     def _doubt(self, holding: Holding, progress: Progress) -> None:
         holding.doubt()
@@ -195,11 +186,17 @@ class Flusher:
         slices: list[Slice],
         heads: Heads,
         progress: Progress,
+        *,
+        more: bool,
     ) -> None:
-        """Write a batch and acknowledge it; while it is written, read the next one."""
+        """Write a batch and acknowledge it; while it is written, read the next one where there are more."""
         server, begun = heads.server, monotonic()
         tips, missing = self._remembered(slices)
-        reading = asyncio.ensure_future(self._read_ahead(link, holdings, slices))
+        written = asyncio.Event()
+        behind = slices if more else []
+        reading = asyncio.ensure_future(
+            self._lookout.read_behind(link, holdings, behind, latest=self.histories.latest, written=written)
+        )
         try:
             try:
                 if any(entry.fault for one in slices for entry in one.entries):
@@ -207,6 +204,7 @@ class Flusher:
                 done = await self._write(database, slices, server, tips, missing)
             except Poison:
                 done = await self._write_carefully(database, slices, server)
+            written.set()
             self.size.written(monotonic() - begun)
             self.counters.committed(done, begun=begun, written=monotonic(), heads=heads)
             self._lookout.ahead = await reading
@@ -230,33 +228,6 @@ class Flusher:
         entries = sum(len(one.entries) for one in slices)
         self.size.too_slow(entries, sum(max(0, one.end.bytes - one.start.bytes) for one in slices))
         warn("batch_too_slow", entries=entries, next_entries_max=self.size.entries, reason=error.reason)
-
-    async def _read_ahead(self, link: Link, holdings: dict[int, Holding], slices: Sequence[Slice]) -> ReadAhead | None:
-        """Read what comes behind the batch that is being written, if that one is full.
-
-        What goes wrong meanwhile does not touch the batch: the next turn reads again, and meets it.
-        """
-        if sum(len(one.entries) for one in slices) < self._settings.flush_batch_max or self._settings.fence == "off":
-            return None  # without a fence heads count that were read behind the last acknowledgement
-        behind = {one.shard: one.end for one in slices}
-        try:
-            heads = await self.streams.heads(link, list(holdings))
-            wanted = self._behind(holdings, heads, behind)
-            if not wanted:
-                return None
-            return ReadAhead(heads, await self.streams.read(link, wanted))
-        except RedisUnavailable as error:
-            whisper("not_read_ahead", detail=str(error))
-            return None
-
-    def _behind(self, holdings: dict[int, Holding], heads: Heads, behind: dict[int, StreamPlace]) -> list[Wanted]:
-        """Decide what to read ahead, from where the batch that is being written ends."""
-        able: dict[int, tuple[Holding, Head, StreamPlace]] = {}
-        for shard, holding in holdings.items():
-            head = heads.of[shard]
-            if holding.phase == "open" and isinstance(head, Head) and agree(holding.row, head, heads.server):
-                able[shard] = holding, head, behind.get(shard, holding.place)
-        return self._shared_out(able, set())
 
     def _remembered(self, slices: Sequence[Slice]) -> tuple[dict[str, Tip], set[str]]:
         """Return the remembered tips and the keys without one; mark an entry with another shard's key as faulty."""
@@ -298,9 +269,10 @@ class Flusher:
             for one in good:
                 sets = [entry.change_set for entry in one.entries if entry.change_set is not None]
                 latest = self.histories.latest
-                verdict = await judged(transaction, one.shard, sets, tips, self.tips.parent, latest)
+                verdict = await judged(transaction, one.shard, sets, tips, self.values, latest)
                 judgements.append(verdict)
                 done.append((one, WriteResult.of(verdict)))
+            self.values.writing({one.shard: one.parents for one in judgements})
             marks = watermarks([mark_of(*pair) for pair in done], database.lease)
             await transaction.commit(*writes(judgements), *self._gaps(good), marks)
         return done
@@ -380,5 +352,6 @@ class Flusher:
         self.tips.clear()
         self.recall.forget()
         self._lookout.ahead = None
+        self.values.forget()
         for holding in holdings.values():
             holding.look_again()

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from hashlib import sha256
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from statecache.history import Kept, Parent, begins_anew, keep, link
 from statecache.rules.pins import Pin, pin_of
 from statecache.rules.reconcile import Judgement, Tip
 
-ParentOf = Callable[[int, str], Parent | None]
-"""What gives the newest value of a shard's key, where it is remembered."""
+if TYPE_CHECKING:
+    from statecache.model import ChangeRecord
+
+
+class Values(Protocol):
+    """What is remembered of values, and decides how the next ones are kept."""
+
+    def parent(self, shard: int, key: str) -> Parent | None:
+        """Return the newest value of a shard's key, where it is remembered."""
+
+    def keep(self, change: ChangeRecord, parent: Parent | None) -> tuple[Kept, Parent]:
+        """Return how a change is kept behind a value, and what the next change may build on."""
+
+
+class NoValues:
+    """Values of which none is remembered."""
+
+    def parent(self, _: int, __: str) -> Parent | None:
+        """Return None."""
+        return None
+
+    def keep(self, change: ChangeRecord, parent: Parent | None) -> tuple[Kept, Parent]:
+        """Return how a change is kept behind a value, and what the next change may build on."""
+        return keep(change, parent)
 
 
 class KeptChange(NamedTuple):
@@ -29,7 +51,7 @@ def kept_changes(
     shard: int,
     judgement: Judgement,
     tips: Mapping[str, Tip],
-    parent_of: ParentOf,
+    values: Values,
     latest: Collection[str],
 ) -> tuple[list[KeptChange], dict[str, Parent], list[Pin]]:
     """Settle how the applied changes are kept, and give their keys' tips the hashes.
@@ -48,7 +70,7 @@ def kept_changes(
         parent: Parent | None = None
         if not gap and not begins_anew(change_set, change):
             before = hashes[key] if key in hashes else tips[key].hash
-            parent = parents.get(key) or parent_of(shard, key)
+            parent = parents.get(key) or values.parent(shard, key)
         stored = not latest or change.op != "set" or key.partition("/")[0] not in latest
         if not stored:
             kept, unstored[key] = Kept(None, None, sha256(change.value).digest()), len(rows)
@@ -58,7 +80,7 @@ def kept_changes(
                 pins.append(pin)
                 _store(pin, rows, unstored, judgement)
         else:
-            kept, parents[key] = keep(change, parent)
+            kept, parents[key] = values.keep(change, parent)
         hashes[key] = None if before is None else link(before, change, change_set, kept.digest)
         rows.append(KeptChange(kept, hashes[key], stored))
     judgement.tips.update((key, tip._replace(hash=hashes[key])) for key, tip in judgement.tips.items())

@@ -2,7 +2,7 @@
 
     a glance     where a few shards woke the worker: their heads and first entries, in one exchange
     a survey     where many were written to in the batch before: all heads, and the first entries of those that have any
-    read ahead   where a batch is full: the next one, while the full one is written
+    read ahead   where a batch did not take all that the heads told of: the next one, while that one is written
 
 Heads always come before entries. What was read is used only if it is still what comes next and nothing is special
 about it, and of a survey only if it is all that the heads tell of: otherwise the entries are read by the heads. How
@@ -11,20 +11,28 @@ much to read before the heads have told is decided by how large a shard's entrie
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from statecache.clock import monotonic
 from statecache.concurrency import TASKS
-from statecache_workers.owned_shards import Head, Heads, Holding, agree
+from statecache.errors import RedisUnavailable
+from statecache_workers.logs import whisper
+from statecache_workers.owned_shards import Head, Heads, Holding, agree, shares, turn_after
 from statecache_workers.pace import Pace
-from statecache_workers.streams import Slice, Streams
+from statecache_workers.streams import Slice, Streams, Wanted
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
     from statecache.settings import Settings
+    from statecache_workers.sizing import BatchSize
+    from statecache_workers.stream_places import StreamPlace
+    from statecache_workers.values_ahead import ValuesAhead
 
 GLANCE_SHARDS_MAX = 4
+UNREAD_PART = 4
+"""What part of a batch is read where nothing was read ahead: Postgres waits for it, and the rest is read beside it."""
 ENTRIES_MAX = 8
 """How many entries of a shard are read before its head has told how many there are."""
 _BYTES_PART = 4
@@ -32,10 +40,14 @@ _BYTES_PART = 4
 
 
 class ReadAhead(NamedTuple):
-    """A batch that was read before its turn; with heads but no slices, only the heads are known."""
+    """A batch that was read before its turn; with heads but no slices, only the heads are known.
+
+    `more` says that the heads told of more than was to be read.
+    """
 
     heads: Heads
     slices: list[Slice]
+    more: bool = False
 
 
 def usual_bytes(holding: Holding) -> int:
@@ -88,9 +100,12 @@ def still_next(ahead: ReadAhead, holdings: Mapping[int, Holding]) -> list[Slice]
 class Lookout:
     """The look before every cycle, with what was read ahead for it."""
 
-    def __init__(self, settings: Settings, streams: Streams) -> None:
+    def __init__(self, settings: Settings, streams: Streams, size: BatchSize, values: ValuesAhead) -> None:
         self._settings = settings
         self._streams = streams
+        self._size = size
+        self._values = values
+        self._first = 0
         self.pace = Pace()
         self.ahead: ReadAhead | None = None
 
@@ -136,3 +151,52 @@ class Lookout:
         heads, slices = await self._streams.survey(link, list(holdings.values()), most)
         self.ahead = whole(heads, slices, holdings)
         return heads
+
+    async def read_behind(
+        self,
+        link: Link,
+        holdings: Mapping[int, Holding],
+        slices: Sequence[Slice],
+        *,
+        latest: Collection[str],
+        written: asyncio.Event,
+    ) -> ReadAhead | None:
+        """Read what comes behind the slices that are written, if there are any, and see meanwhile how it will be kept.
+
+        `latest` are the namespaces of whose history only the latest values are kept. What goes wrong meanwhile does not
+        touch the batch: the next turn reads again, and meets it.
+        """
+        if not slices or self._settings.fence == "off":
+            return None  # without a fence heads count that were read behind the last acknowledgement
+        behind = {one.shard: one.end for one in slices}
+        able: dict[int, tuple[Holding, Head, StreamPlace]] = {}
+        try:
+            heads = await self._streams.heads(link, list(holdings))
+            for shard, holding in holdings.items():
+                head = heads.of[shard]
+                if holding.phase == "open" and isinstance(head, Head) and agree(holding.row, head, heads.server):
+                    able[shard] = holding, head, behind.get(shard, holding.place)
+            wanted, more = self.share_out(able)
+            if not wanted:
+                return None
+            ahead = ReadAhead(heads, await self._streams.read(link, wanted), more)
+        except RedisUnavailable as error:
+            whisper("not_read_ahead", detail=str(error))
+            return None
+        await self._values.make(ahead.slices, latest, written)
+        return ahead
+
+    def share_out(
+        self, able: dict[int, tuple[Holding, Head, StreamPlace]], woken: Collection[int] = (), part: int = 1
+    ) -> tuple[list[Wanted], bool]:
+        """Decide how many entries to read of which shard, of a part of a batch, and whether there are more."""
+        pending = {
+            shard: (max(1, head.n - place.n), max(0, head.bytes - place.bytes))
+            for shard, (_, head, place) in able.items()
+            if head.n > place.n or shard in woken
+        }
+        counts = shares(pending, max(1, self._size.entries // part), max(1, self._size.bytes // part), self._first)
+        if counts:
+            self._first = turn_after(pending, counts, self._first)
+        more = sum(counts.values()) < sum(entries for entries, _ in pending.values())
+        return [Wanted(*able[shard], count) for shard, count in counts.items()], more

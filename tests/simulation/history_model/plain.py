@@ -239,16 +239,17 @@ class PlainHistory:
 
     def walk(self, key: str, kind: str) -> int | None:
         """Return the version to which an editor with two stacks would go."""
-        return _walked([(row.version, row.said) for row in self.chain(key)], kind, whole=False)
+        return next(_walked([(row.version, row.said) for row in self.chain(key)], kind, whole=False), None)
 
     def walk_group(self, group: str, kind: str) -> int | None:
-        """Return the n of the commit to which an editor of the whole group would go."""
+        """Return the n of the commit to which an editor of the whole group would go, past those that change nothing."""
         commits: dict[int, Provenance | None] = {}
         for key in self.group(group):
             for row in self.chain(key):
                 if not self._is_own(row):
                     commits.setdefault(row.n, row.said)
-        return _walked(sorted(commits.items()), kind, whole=True)
+        places = _walked(sorted(commits.items()), kind, whole=True)
+        return next((place for place in places if self.back(group, place) != {}), None)
 
     def _is_own(self, row: Row) -> bool:
         if row.lives or row.version == 1:
@@ -321,8 +322,8 @@ def _is_same(one: Row, other: Row) -> bool:
     return not one.erased and not other.erased and one.content == other.content
 
 
-def _walked(places: Sequence[tuple[int, Provenance | None]], kind: str, *, whole: bool) -> int | None:
-    """Follow an editor through its edits, undos and redos, and return where the next one leads."""
+def _walked(places: Sequence[tuple[int, Provenance | None]], kind: str, *, whole: bool) -> Iterator[int]:
+    """Follow an editor through its edits, undos and redos, and return where the next one leads, and those behind it."""
     shown: int | None = None
     undos: list[int] = []
     redos: list[int] = []
@@ -337,8 +338,7 @@ def _walked(places: Sequence[tuple[int, Provenance | None]], kind: str, *, whole
         assert shown is not None
         given.append(shown)
         shown = taken.pop()
-    stack = undos if kind == "undo" else redos
-    return stack[-1] if stack else None
+    return reversed(undos if kind == "undo" else redos)
 
 
 def nearest(held: Iterable[int], version: int) -> set[int]:

@@ -52,6 +52,13 @@ RETENTION = {
         "if found[0] != len(packed):",
         by="scenarios packed",
     ),
+    "made ahead behind what is there": Mutant(
+        "a value is a delta to what is read from a keyframe that was moved meanwhile",
+        "workers/statecache_workers/values_ahead.py",
+        " and made.behind is parent:",
+        ":",
+        by="scenarios made_ahead",
+    ),
     "latest kept for pins": Mutant(
         "of a namespace that keeps the latest alone, what a checkpoint names is lost",
         "workers/statecache_workers/history_writing.py",
