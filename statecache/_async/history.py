@@ -9,11 +9,12 @@ from typing import Any, Generic, TypeVar, overload
 from msgspec import UNSET
 
 from statecache.changes import Change
+from statecache.checkpoints import Checkpoint
 from statecache.clock import monotonic
 from statecache.codec import codec_for
 from statecache.core.arguments import checked_moment, checked_position
 from statecache.core.history.reader import VERSION_MAX, Point
-from statecache.core.history.targets import point_of_version
+from statecache.core.history.targets import Target, checked_aim, point_of_version, target_of
 from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.view import VerbGroup
 from statecache.errors import UsageError
@@ -27,8 +28,9 @@ from statecache.rules.versions import Version
 D = TypeVar("D")
 V = TypeVar("V")
 Bound = int | datetime | None
-Instant = int | datetime | Position | State[Any] | Change[Any] | None
+Instant = int | str | datetime | Position | Checkpoint | State[Any] | Change[Any] | None
 _PLAIN = codec_for(Any, "json")
+_ONE_OF = "one of version=, checkpoint=, position= and time= says which point is meant"
 
 
 class AsyncHistory(VerbGroup[D], Generic[D]):
@@ -133,18 +135,18 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
 
     @overload
     async def get_at(
-        self, name: str, *, version: int | None = ..., position: Position | None = ..., time: datetime | None = ...,
-        timeout: float | None = ...,
+        self, name: str, *, version: int | None = ..., checkpoint: Checkpoint | str | None = ...,
+        position: Position | None = ..., time: datetime | None = ..., timeout: float | None = ...,
     ) -> State[D] | None: ...  # fmt: skip
     @overload
     async def get_at(
-        self, name: str, *, type: type[V], version: int | None = ..., position: Position | None = ...,
-        time: datetime | None = ..., timeout: float | None = ...,
+        self, name: str, *, type: type[V], version: int | None = ..., checkpoint: Checkpoint | str | None = ...,
+        position: Position | None = ..., time: datetime | None = ..., timeout: float | None = ...,
     ) -> State[V] | None: ...  # fmt: skip
     @overload
     async def get_at(
-        self, name: str, *, type: object, version: int | None = ..., position: Position | None = ...,
-        time: datetime | None = ..., timeout: float | None = ...,
+        self, name: str, *, type: object, version: int | None = ..., checkpoint: Checkpoint | str | None = ...,
+        position: Position | None = ..., time: datetime | None = ..., timeout: float | None = ...,
     ) -> State[Any] | None: ...  # fmt: skip
     async def get_at(
         self,
@@ -152,41 +154,46 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
         *,
         type: Any = None,  # noqa: A002
         version: int | None = None,
+        checkpoint: Checkpoint | str | None = None,
         position: Position | None = None,
         time: datetime | None = None,
         timeout: float | None = None,
     ) -> State[Any] | None:
-        """Return a state as it was at a version, at a position of its shard, or at a moment; None if it was deleted.
+        """Return a state as it was at a version, a checkpoint, a position of its shard, or a moment; None if deleted.
 
-        A moment is compared with the clock of Redis at each commit; from its end on a state is gone there, be it
-        deleted by then or not. Raises VersionNotFound, with the version next to it, where there was nothing yet, where
-        the value is no longer kept, where versions are missing that may have been current then, and for a position that
-        was lost or a point that is yet to come; HistoryIncomplete where what is not flushed cannot be known;
-        HistoryDamaged, CodecError, PostgresUnavailable.
+        A checkpoint is one of the key or its group, or the label of one of the key. A moment is compared with the clock
+        of Redis at each commit; from its end on a state is gone there, be it deleted by then or not. Raises
+        VersionNotFound, with the version next to it, where there was nothing yet, where the value is no longer kept,
+        where versions are missing that may have been current then, and for a position that was lost or a point that is
+        yet to come; CheckpointNotFound; HistoryIncomplete where what is not flushed cannot be known; HistoryDamaged,
+        CodecError, PostgresUnavailable.
         """
         view, key = self._view, checked_key(self._view.full(name))
-        point, end = _point(version, position, time), view.end_of(timeout)
-        found, value = await self._runtime.history.read_at(key, point, end=end)
-        return self._state(found, value, type) if found.op == "set" else None
+        end = view.end_of(timeout)
+        target = await self._target(key, version, checkpoint, position, time, whole=False, end=end)
+        found, value = await self._runtime.history.read_at(key, target.point, end=end)
+        return self._state(target.reached(found), value, type) if found.op == "set" else None
 
     async def get_group_at(
         self,
         group: str,
         *,
         type: Any = None,  # noqa: A002
+        checkpoint: Checkpoint | str | None = None,
         position: Position | None = None,
         time: datetime | None = None,
         timeout: float | None = None,
     ) -> dict[str, State[Any]]:
-        """Return the states of a group as they were at a position of its shard, or at a moment, by key.
+        """Return the states of a group, by key, as they were at a checkpoint, a position of its shard, or a moment.
 
-        A position is one consistent point of all of them. Of a commit either all changes are there or none. In a typed
-        view the records of steps and checkpoints are left out. Raises as `get_at` does, and InvalidKey for a name that
-        is no group.
+        A checkpoint of the group, or its label, and a position is one consistent point of all of them. Of a commit
+        either all changes are there or none. In a typed view the records of steps and checkpoints are left out. Raises
+        as `get_at` does, and InvalidKey for a name that is no group.
         """
         view, key = self._view, checked_group(self._view.full(group))
         end, history = view.end_of(timeout), self._runtime.history
-        versions = await history.keys_at(key, _point(None, position, time), end=end)
+        target = await self._target(key, None, checkpoint, position, time, whole=True, end=end)
+        versions = await history.keys_at(key, target.point, end=end)
         typed = (view.kind if type is None else type) is not Any
         live = [one for one in versions if one.op == "set" and not (typed and one.schema in OWN_SCHEMAS)]
         values = await history.values_of(live, end=end)
@@ -195,23 +202,58 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
             for one, value in zip(live, values, strict=True)
         }
 
+    async def _target(
+        self,
+        key: str,
+        version: int | None,
+        checkpoint: Checkpoint | str | None,
+        position: Position | None,
+        time: datetime | None,
+        *,
+        whole: bool,
+        end: float,
+    ) -> Target:
+        """Return the one point that is given of a key, or with `whole` of a group."""
+        if checkpoint is None:
+            return Target(_point(version, position, time))
+        if (version, position, time) != (None, None, None):
+            raise UsageError(_ONE_OF)
+        if not isinstance(checkpoint, (Checkpoint, str)):
+            raise UsageError(f"checkpoint={checkpoint!r} is no checkpoint", hint="Give a Checkpoint, or its label.")
+        checked_aim(checkpoint, None, whole=whole)
+        return await target_of(self._view, key, checkpoint, None, whole=whole, end=end)
+
     async def diff(
         self, name: str, a: Instant, b: Instant = None, *, timeout: float | None = None
     ) -> tuple[Difference, ...]:
         """Return what differs between two points of a key's history, by paths: what was added, removed and changed.
 
-        A point is a version, a moment, a `Position`, or a `State` or `Change` of the key; None is the newest. Values
-        are compared as plain data; a deleted state has none. Raises as `get_at` does.
+        A point is a version, a checkpoint or its label, a moment, a `Position`, or a `State` or `Change` of the key;
+        None is the newest. Values are compared as plain data; a deleted state has none. Raises as `get_at` does.
         """
         view, key = self._view, checked_key(self._view.full(name))
         end, history = view.end_of(timeout), self._runtime.history
-        found = [await history.version_at(key, _instant(key, which), end=end) for which in (a, b)]
+        targets = [await self._instant(key, which, end) for which in (a, b)]
+        found = [one.reached(await history.version_at(key, one.point, end=end)) for one in targets]
         plain: list[Any] = []
-        for one, which in zip(found, (a, b), strict=True):
-            _refuse_another(one, which)
+        for one in found:
             data = await history.value_of(one, end=end) if one.op == "set" else None
             plain.append(UNSET if data is None else _PLAIN.decode(data, key=key, encoding=one.encoding, schema=""))
         return differences(*plain)
+
+    async def _instant(self, key: str, which: Any, end: float) -> Target:
+        """Return what is meant by what stands for a point."""
+        if which is None:
+            return Target(Point())
+        if isinstance(which, (State, Change)):
+            if which.key != key:
+                raise UsageError(f"it is a state of {which.key!r}, not of {key!r}")
+            return Target(Point(version=which.version), which.change_id)
+        if isinstance(which, (Checkpoint, str)):
+            return await self._target(key, None, which, None, None, whole=False, end=end)
+        if isinstance(which, Position):
+            return Target(_point(None, which, None))
+        return Target(_point(None, None, which) if isinstance(which, datetime) else _point(which, None, None))
 
     def _state(self, one: Version, value: bytes, type: Any) -> State[Any]:  # noqa: A002
         codec = self._view.codec if type is None else codec_for(type, self._view.policy.encoding)
@@ -226,33 +268,10 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
 def _point(version: int | None, position: Position | None, time: datetime | None) -> Point:
     """Return the one point that is given."""
     if [version, position, time].count(None) != 2:
-        raise UsageError("one of version=, position= and time= says which point is meant")
+        raise UsageError(_ONE_OF)
     if version is not None:
         if isinstance(version, bool) or not isinstance(version, int):
             raise UsageError(f"version={version!r} is not a version")
         return point_of_version(version)
     checked = checked_position(position)
     return Point(time=checked_moment(time, "time")) if checked is None else Point.at(checked)
-
-
-def _instant(key: str, which: Any) -> Point:
-    """Return the point that is meant by what stands for one."""
-    if which is None:
-        return Point()
-    if isinstance(which, (State, Change)):
-        if which.key != key:
-            raise UsageError(f"it is a state of {which.key!r}, not of {key!r}")
-        return Point(version=which.version)
-    if isinstance(which, Position):
-        return _point(None, which, None)
-    return _point(None, None, which) if isinstance(which, datetime) else _point(which, None, None)
-
-
-def _refuse_another(found: Version, which: Any) -> None:
-    """Raise VersionNotFound where a state or change that was read is not the one that history has at its version."""
-    if isinstance(which, (State, Change)) and which.change_id != found.change_id:
-        wanted, why = (
-            f"version {found.version} as it was read",
-            "that was lost, or set aside, and another change is there",
-        )
-        raise VersionNotFound(found.key, wanted=wanted, reason=why, nearest=found.version)

@@ -24,10 +24,19 @@ Aim = Checkpoint | str | int | Position | None
 
 
 class Target(NamedTuple):
-    """A point in history, and the change that has to be there, if that is known."""
+    """A point in history, and the change that has to be there, if that is known, by whom."""
 
     point: Point
     change_id: str = ""
+    known: str = "as it was read"
+
+    def reached(self, found: Version) -> Version:
+        """Return the version that was found there; raise VersionNotFound where it is another change."""
+        if not self.change_id or found.change_id == self.change_id:
+            return found
+        why = "that change was lost or set aside, or is of another deployment: another one is there"
+        wanted = f"version {found.version} {self.known}"
+        raise VersionNotFound(found.key, wanted=wanted, reason=why, nearest=found.version)
 
 
 def checked_aim(to: Aim, at: datetime | None, *, whole: bool) -> None:
@@ -73,17 +82,12 @@ def _marked(key: str, mark: Checkpoint, *, whole: bool) -> Target:
         raise UsageError(f"{mark.label!r} is a checkpoint of the key {key!r}, not of the group")
     if mark.version is None:  # whoever made it was cut off before it was filled in
         return Target(Point.at(mark.position))
-    return Target(Point(version=mark.version), mark.change_id)
+    return Target(Point(version=mark.version), mark.change_id, "as the checkpoint names it")
 
 
 async def version_of(view: View[Any], key: str, target: Target, *, end: float) -> Version:
     """Return the version of a key at a target; raise VersionNotFound."""
-    found = await view.runtime.history.version_at(key, target.point, end=end)
-    if target.change_id and found.change_id != target.change_id:
-        why = "that change was lost or set aside, or is of another deployment: another one is there"
-        wanted = f"version {found.version} as the checkpoint names it"
-        raise VersionNotFound(key, wanted=wanted, reason=why, nearest=found.version)
-    return found
+    return target.reached(await view.runtime.history.version_at(key, target.point, end=end))
 
 
 async def position_of(view: View[Any], group: str, target: Target, *, end: float) -> Position:
