@@ -162,6 +162,10 @@ class Concurrency(ABC):
         """Return a cursor that spells parameters into the text, and so runs several statements at once."""
 
     @abstractmethod
+    async def rows(self, connection: Any, text: bytes) -> list[list[tuple[Any, ...]]]:
+        """Run statements in one exchange with Postgres, and return the rows of each."""
+
+    @abstractmethod
     async def severed(self, work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:
         """Return the result of work on a connection to Postgres; shut it if the caller is cancelled."""
 

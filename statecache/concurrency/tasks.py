@@ -14,6 +14,7 @@ import psycopg
 from statecache.concurrency.batching import TaskBatcher
 from statecache.concurrency.blocking import refused
 from statecache.concurrency.bounding import TaskTimeout, task_opened, task_severed
+from statecache.concurrency.exchanging import rows_of, sent
 from statecache.concurrency.interface import Background, Concurrency, Slots
 from statecache.concurrency.slots import TaskSlots
 from statecache.concurrency.sockets import (
@@ -101,6 +102,10 @@ class Tasks(Concurrency):
     def client_cursor(self, connection: Any) -> Any:
         """Return a cursor that spells parameters into the text, and so runs several statements at once."""
         return psycopg.AsyncClientCursor(connection)
+
+    async def rows(self, connection: Any, text: bytes) -> list[list[tuple[Any, ...]]]:
+        """Run statements in one exchange with Postgres, and return the rows of each."""
+        return rows_of(connection, await connection.wait(sent(connection, text)))
 
     def dialect(self) -> Any:
         """Return redis-py's module of asynchronous connections."""

@@ -13,6 +13,7 @@ from statecache.clock import monotonic, sleep
 from statecache.concurrency.batching import ThreadBatcher
 from statecache.concurrency.blocking import BlockingCursor, BlockingPostgres, BlockingRedis, passed_on, refused
 from statecache.concurrency.bounding import BoundConnection, ThreadTimeout, thread_opened
+from statecache.concurrency.exchanging import rows_of, sent
 from statecache.concurrency.interface import Background, Concurrency, Slots
 from statecache.concurrency.running import run
 from statecache.concurrency.slots import ThreadSlots
@@ -122,6 +123,11 @@ class Threads(Concurrency):
     def client_cursor(self, connection: Any) -> Any:
         """Return a cursor that spells parameters into the text, and so runs several statements at once."""
         return BlockingCursor(psycopg.ClientCursor(connection.plain))
+
+    async def rows(self, connection: Any, text: bytes) -> list[list[tuple[Any, ...]]]:
+        """Run statements in one exchange with Postgres, and return the rows of each."""
+        plain = connection.plain
+        return rows_of(plain, plain.wait(sent(plain, text)))
 
     async def severed(self, work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:  # noqa: ARG002
         """Return the result of the work: nobody cancels a thread."""
