@@ -232,12 +232,12 @@ class PostgresTier:
         if _LOOKING.issuperset(names):
             limits, parameters = "look_limits", {name: array_text(values) for name, values in parameters.items()}
         text = ";\n".join(statement(name, self._settings.postgres_schema) for name in (limits, *names))
-        limit, cursor = self.io.timeout(seconds + _GRACE_S, connection), self.io.client_cursor(connection)
+        limit = self.io.timeout(seconds + _GRACE_S, connection)
         whole, begun = False, monotonic()
         try:
             async with limit, session:
-                spelled = cursor.mogrify(text, {**parameters, "statement": milliseconds(seconds)})
-                (met, *_), *found = await self.io.rows(connection, spelled.encode())
+                bounded = {**parameters, "statement": milliseconds(seconds)}
+                (met, *_), *found = await self.io.rows(connection, text, bounded)
                 if not self._standby_too and met[-1]:
                     raise self._standby()
             whole, session.heard_at = True, monotonic()
