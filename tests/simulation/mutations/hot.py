@@ -102,8 +102,8 @@ HOT = {
     "absence of what is lost": Mutant(
         "a key that has nothing but lost changes is absent like any other",
         "statecache/core/read/absences.py",
-        "for (key,) in (*states, *lost)}",
-        "for (key,) in states}",
+        "for (key,) in (*states, *lost))",
+        "for (key,) in states)",
         by="scenarios absent_and_lost",
     ),
     "replicas counted": Mutant(
