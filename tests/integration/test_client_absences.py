@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AlreadyExists, AsyncStateCache, Settings, Unavailable
+from statecache import AlreadyExists, AsyncStateCache, Set, Settings, Unavailable
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
@@ -168,3 +168,90 @@ async def test_of_many_that_create_one_succeeds(
     assert [one for one in outcomes if not hasattr(one, "version") and not isinstance(one, AlreadyExists)] == []
     await flush(worker)
     assert rows(psql, "SELECT key, version FROM change") == [(KEY, 1)]
+
+
+@every_redis
+async def test_who_found_nothing_and_is_slow_does_not_write_over_what_was_flushed_since(
+    slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any,
+    keys: KeySpace, psql: Psql,
+) -> None:  # fmt: skip
+    fault = postgres_proxy.arm("hold_reply", at=LOOKS)
+    writing = asyncio.create_task(_as_coroutine(slow.set(KEY, 2)))
+    await fault.wait()
+    created = await cache.create(KEY, 1, assume_new=True)
+    await flush(worker)
+    _evict(redis_raw, keys)
+    fault.release()
+    assert (await writing).parent_change_id == created.change_id
+    await flush(worker)
+    assert rows(psql, "SELECT version FROM change ORDER BY version") == [(1,), (2,)]
+    assert rows(psql, "SELECT * FROM conflict") == []
+
+
+@every_redis
+async def test_who_found_nothing_does_not_write_over_what_was_made_since_and_removed_by_hand(
+    slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any,
+    keys: KeySpace, psql: Psql,
+) -> None:  # fmt: skip
+    fault = postgres_proxy.arm("hold_reply", at=LOOKS)
+    writing = asyncio.create_task(_as_coroutine(slow.set(KEY, 2)))
+    await fault.wait()
+    created = await cache.create(KEY, 1)
+    redis_raw.unlink(keys.state(KEY))
+    fault.release()
+    await asyncio.wait([writing], timeout=0.1)
+    assert not writing.done()
+    await flush(worker)
+    assert (await writing).parent_change_id == created.change_id
+    await flush(worker)
+    assert rows(psql, "SELECT * FROM conflict") == []
+
+
+async def test_who_found_nothing_in_an_earlier_epoch_writes_nothing_on_that_word(
+    slow: AsyncStateCache, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
+) -> None:
+    fault = postgres_proxy.arm("hold_reply", at=LOOKS)
+    writing = asyncio.create_task(_as_coroutine(slow.set(KEY, 1, timeout=1.0)))
+    await fault.wait()
+    redis_raw.hincrby(keys.meta(keys.shard(KEY)), "epoch", 1)
+    fault.release()
+    with pytest.raises(Unavailable, match="holds less than was flushed"):
+        await writing
+    assert not redis_raw.exists(keys.state(KEY))
+
+
+async def test_a_word_that_postgres_holds_nothing_counts_for_the_keys_that_were_looked_for_alone(
+    slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any,
+    keys: KeySpace, psql: Psql,
+) -> None:  # fmt: skip
+    """One of two states was there and is evicted meanwhile: its change is continued."""
+    first = await cache.set(KEY, 1)
+    await flush(worker)
+    fault = postgres_proxy.arm("hold_reply", at=LOOKS)
+    writing = asyncio.create_task(_as_coroutine(slow.commit([Set(KEY, 2), Set(f"{KEY}/new", 2)])))
+    await fault.wait()
+    _evict(redis_raw, keys)
+    fault.release()
+    states = await writing
+    assert {state.key: state.version for state in states} == {KEY: 2, f"{KEY}/new": 1}
+    assert states[0].parent_change_id == first.change_id
+    await flush(worker)
+    assert rows(psql, "SELECT * FROM conflict") == []
+
+
+async def test_a_repeat_of_a_first_write_is_known_again(
+    make_client: MakeClient, settings: Settings, proxy: FaultProxy, worker: Worker, redis_raw: Any, keys: KeySpace,
+    psql: Psql,
+) -> None:  # fmt: skip
+    """Its second attempt was executed, and the reply lost; it is flushed and evicted before it is sent once more."""
+    client = make_client(through(settings, redis=proxy))
+    await client.set(f"{KEY}/first", 1)
+    lost = proxy.arm("drop_reply", at=b"w1-")
+    written = await client.set(KEY, 1)
+    assert lost.struck
+    assert written.version == 1
+    await flush(worker)
+    _evict(redis_raw, keys)
+    assert await client.set(KEY, 1, change_id=written.change_id) == written
+    await flush(worker)
+    assert rows(psql, "SELECT version FROM change WHERE key = %s", KEY) == [(1,)]

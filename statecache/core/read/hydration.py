@@ -28,7 +28,7 @@ from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commit_protocol.install import INSTALL, Install
 from statecache.concurrency.batching import WEIGHT_MAX
-from statecache.core.read.absences import Absences, no_row
+from statecache.core.read.absences import Absences, Looked, no_row
 from statecache.core.redis.tier import patience_for
 from statecache.errors import Backpressure, RedisUnavailable, StateCacheError, Unavailable
 from statecache.model import Record
@@ -112,8 +112,7 @@ class Hydrator:
         Unavailable past `end`, and Backpressure where there is no memory for them. A lost exchange is repeated.
         """
         shard = self._keys.shard(keys[0])
-        note(hydrations=len(keys))
-        looked = await self._absences.look(shard, keys, end=end)
+        looked = await self.look(keys, end=end)
         loaded: dict[str, Record] = {}
         left = [key for key in keys if key in looked.known]
         if unknown := looked.unknown(keys):
@@ -133,14 +132,17 @@ class Hydrator:
             raise
         return loaded
 
-    async def load_ahead(self, keys: Sequence[str], *, end: float) -> Install | None:
+    async def look(self, keys: Sequence[str], *, end: float) -> Looked:
+        """Ask Postgres of which keys of one shard it holds anything, and where it stands with the shard."""
+        note(hydrations=len(keys))
+        return await self._absences.look(self._keys.shard(keys[0]), keys, end=end)
+
+    async def load_ahead(self, keys: Sequence[str], looked: Looked, *, end: float) -> Install | None:
         """Load the keys of one shard for a commit, but for the last install, which goes ahead of the commit's script.
 
         None where nothing is left to install. Who gets one gives it back, unless it was carried out.
         """
         shard, tokens = self._keys.shard(keys[0]), list[str]()
-        note(hydrations=len(keys))
-        looked = await self._absences.look(shard, keys, end=end)
         if not looked.known.intersection(keys):
             return self._absences.ahead(shard, keys, looked)
         try:
