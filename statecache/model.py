@@ -159,7 +159,8 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
 
     `seen` is the value as readers get it. `op` is `set`, `delete`, or `check`, which compares and writes nothing.
     With `modifier`, `value` is its argument, and what is written is known from the answer alone. `assume_new` vouches
-    that Postgres knows nothing of the key; where `new_in` names an epoch, in that epoch only.
+    that Postgres knows nothing of the key; where `new_in` names an epoch, in that epoch only. `absent_at` is the epoch
+    and the watermark at which Postgres was found to know nothing of it: whether that still holds, the script tells.
     """
 
     key: str
@@ -172,11 +173,15 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
     ttl_ms: int | None = None
     assume_new: bool = False
     new_in: int | None = None
+    absent_at: tuple[int, int] | None = None
     modifier: Modifier | None = None
 
     @property
     def novelty(self) -> str:
-        """How the commit script is told whether the key may be taken for new: always, in one epoch, or not."""
+        """How the commit script is told whether the key may be taken for new: on proof, always, in one epoch, or no."""
+        if self.absent_at is not None:
+            epoch, flushed = self.absent_at
+            return f"w{epoch}-{flushed}"
         if not self.assume_new:
             return "0"
         return "1" if self.new_in is None else f"e{self.new_in}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
@@ -118,6 +118,12 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
                 aged = "" if write.expected == PRESENT else AGED  # whoever expects a state expects one that stands
                 self.writes[at] = msgspec.structs.replace(write, expected=change_id.decode() + aged)
         self.repeat = any(change_id is None for change_id, _ in current)
+
+    def found_absent(self, keys: Collection[str], epoch: int, flushed: int) -> None:
+        """Have the script take these keys for new, if nothing was flushed since Postgres, at that place, knew none."""
+        for at, write in enumerate(self.writes):
+            if write.key in keys:
+                self.writes[at] = msgspec.structs.replace(write, absent_at=(epoch, flushed))
 
     def unpin(self) -> None:
         """Expect what was expected at first, where the pinned changes have gone; the commit is a repeat again."""

@@ -16,21 +16,23 @@ INSTALL = "hydrate_install"
 class Install(NamedTuple):
     """What Postgres holds of states of one shard, and the tokens of its loader that may stand in Redis.
 
-    It is installed under the last of the tokens. Where that was not carried out, they are to be given back.
+    It is installed under the last of the tokens; what is absent, by a proof that needs none. Where that was not carried
+    out, tokens are to be given back.
     """
 
     shard: int
     records: Mapping[str, Record]
-    tokens: Sequence[str]
     redis_keys: Sequence[str]
     arguments: Sequence[Any]
+    tokens: Sequence[str] = ()
+    script: str = INSTALL
 
     def command(self, link: Any) -> Any:
         """Return the command that installs, for that connection."""
-        return link.call(script(INSTALL), self.redis_keys, self.arguments)
+        return link.call(script(self.script), self.redis_keys, self.arguments)
 
     def carried_out(self, link: Any, reply: Any) -> bool:
         """Return whether it was: then no token stands any more, but where the epoch ended, and its tokens with it."""
         known = not isinstance(reply, Exception)
-        link.knows(script(INSTALL), known)
+        link.knows(script(self.script), known)
         return known

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -158,8 +158,8 @@ class Concurrency(ABC):
         """Open a connection to Postgres; raise TimeoutError where that takes more than that many seconds."""
 
     @abstractmethod
-    def client_cursor(self, connection: Any) -> Any:
-        """Return a cursor that spells parameters into the text, and so runs several statements at once."""
+    async def rows(self, connection: Any, text: str, parameters: Mapping[str, Any]) -> list[list[tuple[Any, ...]]]:
+        """Run statements in one exchange with Postgres, with parameters in their text, and return the rows of each."""
 
     @abstractmethod
     async def severed(self, work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:

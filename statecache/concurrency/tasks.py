@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from inspect import isawaitable
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ import psycopg
 from statecache.concurrency.batching import TaskBatcher
 from statecache.concurrency.blocking import refused
 from statecache.concurrency.bounding import TaskTimeout, task_opened, task_severed
+from statecache.concurrency.exchanging import rows_of, sent
 from statecache.concurrency.interface import Background, Concurrency, Slots
 from statecache.concurrency.slots import TaskSlots
 from statecache.concurrency.sockets import (
@@ -98,9 +99,10 @@ class Tasks(Concurrency):
         """Open a connection to Postgres."""
         return await task_opened(lambda: psycopg.AsyncConnection.connect(url, **options), seconds)
 
-    def client_cursor(self, connection: Any) -> Any:
-        """Return a cursor that spells parameters into the text, and so runs several statements at once."""
-        return psycopg.AsyncClientCursor(connection)
+    async def rows(self, connection: Any, text: str, parameters: Mapping[str, Any]) -> list[list[tuple[Any, ...]]]:
+        """Run statements in one exchange with Postgres, with parameters in their text, and return the rows of each."""
+        spelled = psycopg.AsyncClientCursor(connection).mogrify(text, parameters)
+        return rows_of(connection, await connection.wait(sent(connection, spelled.encode())))
 
     def dialect(self) -> Any:
         """Return redis-py's module of asynchronous connections."""

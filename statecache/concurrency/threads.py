@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from inspect import isawaitable
 from typing import Any, TypeVar
 
@@ -11,8 +11,9 @@ import psycopg
 
 from statecache.clock import monotonic, sleep
 from statecache.concurrency.batching import ThreadBatcher
-from statecache.concurrency.blocking import BlockingCursor, BlockingPostgres, BlockingRedis, passed_on, refused
+from statecache.concurrency.blocking import BlockingPostgres, BlockingRedis, passed_on, refused
 from statecache.concurrency.bounding import BoundConnection, ThreadTimeout, thread_opened
+from statecache.concurrency.exchanging import rows_of, sent
 from statecache.concurrency.interface import Background, Concurrency, Slots
 from statecache.concurrency.running import run
 from statecache.concurrency.slots import ThreadSlots
@@ -119,9 +120,11 @@ class Threads(Concurrency):
         """Open a connection to Postgres."""
         return BlockingPostgres(thread_opened(lambda: BoundConnection.connect(url, **options), seconds))
 
-    def client_cursor(self, connection: Any) -> Any:
-        """Return a cursor that spells parameters into the text, and so runs several statements at once."""
-        return BlockingCursor(psycopg.ClientCursor(connection.plain))
+    async def rows(self, connection: Any, text: str, parameters: Mapping[str, Any]) -> list[list[tuple[Any, ...]]]:
+        """Run statements in one exchange with Postgres, with parameters in their text, and return the rows of each."""
+        plain = connection.plain
+        spelled = psycopg.ClientCursor(plain).mogrify(text, parameters)
+        return rows_of(plain, plain.wait(sent(plain, spelled.encode())))
 
     async def severed(self, work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:  # noqa: ARG002
         """Return the result of the work: nobody cancels a thread."""

@@ -139,10 +139,13 @@ class Tables(HistoryTables):
             if chain := self._chains.get(key):
                 yield chain[-1].as_state()
 
-    def _recent_changes(self, keys: Sequence[str], versions: Sequence[int], **_: Any) -> Iterator[Row]:
-        for key, version in zip(keys, versions, strict=True):
-            newest = [one for one in self._chains[key][:-13:-1] if one.version <= version][:6]
-            yield key, [f"{one.change_id}@{EPOCH}-{one.n}" for one in newest]
+    def _state_keys(self, keys: Sequence[str], **_: Any) -> Iterator[Row]:
+        yield from ((key,) for key in keys if self._chains.get(key))
+
+    def _recent_changes(self, keys: Sequence[str], **_: Any) -> Iterator[Row]:
+        for key in keys:
+            if newest := self._chains.get(key, [])[:-7:-1]:
+                yield key, newest[0].version, [f"{one.change_id}@{EPOCH}-{one.n}" for one in newest]
 
     def _ended_states(self, now: str, limit: int, after: str, after_key: str, **_: Any) -> list[Row]:
         newest = [chain[-1] for chain in self._chains.values() if chain[-1].op == "set"]

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AlreadyExists, AsyncStateCache, PostgresUnavailable, Settings, Unavailable
+from statecache import AsyncStateCache, PostgresUnavailable, Settings, Unavailable
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache.lua import script
@@ -23,8 +23,10 @@ from tests.support.fault_proxy import FaultProxy
 pytestmark = pytest.mark.counts_seconds
 
 KEY = "runs/42"
-ASKS = b"Gives the last state of each asked key"
-"""Bytes of the statement that reads states from Postgres, and of no other."""
+ASKS, LOOKS = b"Gives the last state of each asked key", b"Gives those of the asked keys that have a state"
+"""Bytes of the statements that read states from Postgres, and that look whether there are any; and of no others."""
+ABSENT = b"Installs that states are absent"
+"""Bytes of the script that does."""
 
 Psql = psycopg.Connection[Any]
 
@@ -48,6 +50,15 @@ def _evict(redis_raw: Any, keys: KeySpace, key: str = KEY) -> None:
 
 async def _as_coroutine(call: Any) -> Any:
     return await call
+
+
+async def _evicted(cache: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace, key: str = KEY) -> Any:
+    """Return a state that Postgres holds and Redis does not."""
+    written = await cache.set(key, 1)
+    await flush(worker)
+    _evict(redis_raw, keys, key)
+    cache._runtime.near.drop()
+    return written
 
 
 @every_redis
@@ -75,27 +86,32 @@ async def test_a_slow_reader_does_not_put_an_old_version_over_a_newer_one(
 
 
 async def test_a_slow_reader_of_an_earlier_epoch_installs_nothing(
-    slow: AsyncStateCache, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
-) -> None:
+    slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any,
+    keys: KeySpace,
+) -> None:  # fmt: skip
+    first = await _evicted(cache, worker, redis_raw, keys)
     fault = postgres_proxy.arm("hold_reply", at=ASKS)
     reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
     await fault.wait()
     redis_raw.hincrby(keys.meta(keys.shard(KEY)), "epoch", 1)
     fault.release()
-    assert await reading is None
+    assert await reading == first
     assert not redis_raw.exists(keys.state(KEY))
 
 
+@pytest.mark.parametrize("there", [True, False])
 async def test_a_slow_reader_installs_nothing_behind_a_gate_that_closed_meanwhile(
-    slow: AsyncStateCache, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
-) -> None:
+    slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any,
+    keys: KeySpace, there: bool,
+) -> None:  # fmt: skip
     """Whoever opens it may have looked already at what is stale: nobody would look at what comes now."""
-    fault = postgres_proxy.arm("hold_reply", at=ASKS)
+    first = await _evicted(cache, worker, redis_raw, keys) if there else None
+    fault = postgres_proxy.arm("hold_reply", at=ASKS if there else LOOKS)
     reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
     await fault.wait()
     _close_the_gate(redis_raw, keys)
     fault.release()
-    assert await reading is None
+    assert await reading == first
     assert not redis_raw.exists(keys.state(KEY))
 
 
@@ -109,16 +125,21 @@ async def test_a_miss_behind_a_closed_gate_leaves_it_closed_and_installs_nothing
     assert not redis_raw.exists(keys.state(KEY))
 
 
+@pytest.mark.parametrize("there", [True, False])
 async def test_a_gate_that_closes_before_the_token_is_taken_stays_closed_for_who_reads(
-    make_client: MakeClient, settings: Settings, proxy: FaultProxy, redis_raw: Any, keys: KeySpace
-) -> None:
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, proxy: FaultProxy, worker: Worker,
+    redis_raw: Any, keys: KeySpace, there: bool,
+) -> None:  # fmt: skip
+    """Where Postgres holds nothing no token is taken, and what is absent is installed at that moment."""
+    first = await _evicted(cache, worker, redis_raw, keys) if there else None
     client = make_client(through(settings, redis=proxy))
-    taken = proxy.arm("hold_request", at=script("hydrate_begin").text[:40].encode())
+    taken = proxy.arm("hold_request", at=script("hydrate_begin" if there else "hydrate_absent").text[:40].encode())
     reading = asyncio.create_task(_as_coroutine(client.get(KEY)))
     await taken.wait()
     _close_the_gate(redis_raw, keys)
     taken.release()
-    assert await reading is None
+    assert await reading == first
+    assert not redis_raw.exists(keys.state(KEY))
     assert redis_raw.hget(keys.meta(keys.shard(KEY)), "replid") == b""
 
 
@@ -134,20 +155,6 @@ async def test_a_write_that_misses_behind_a_closed_gate_opens_it_first(
 def _close_the_gate(redis_raw: Any, keys: KeySpace) -> None:
     meta = keys.meta(keys.shard(KEY))
     redis_raw.hset(meta, mapping={"replid": "", "continues": redis_raw.hget(meta, "replid")})
-
-
-@every_redis
-async def test_a_create_is_not_undone_by_a_slow_reader_that_found_nothing(
-    slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
-) -> None:
-    fault = postgres_proxy.arm("hold_reply", at=ASKS)
-    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
-    await fault.wait()
-    created = await cache.create(KEY, 1)
-    fault.release()
-    assert await reading is None
-    assert await cache.get(KEY) == created
-    assert redis_raw.pttl(keys.state(KEY)) == -1
 
 
 async def test_a_slow_reader_leaves_alone_what_was_put_back_by_hand_meanwhile(
@@ -171,13 +178,16 @@ async def test_a_slow_reader_leaves_alone_what_was_put_back_by_hand_meanwhile(
 
 
 async def test_a_commit_takes_the_token_of_a_slow_reader_away(
-    slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any,
-    keys: KeySpace,
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, proxy: FaultProxy,
+    postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any, keys: KeySpace,
 ) -> None:  # fmt: skip
     """Its writer vouched that the key is new, so it took no token of its own in the reader's place."""
+    slow = make_client(through(settings, redis=proxy, postgres=postgres_proxy))
+    lost = proxy.arm("drop_request", at=ABSENT)
     fault = postgres_proxy.arm("hold_reply", at=ASKS)
     reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
     await fault.wait()
+    assert lost.struck
     created = await cache.create(KEY, 1, assume_new=True)
     await flush(worker)
     _evict(redis_raw, keys)
@@ -187,23 +197,11 @@ async def test_a_commit_takes_the_token_of_a_slow_reader_away(
     assert await cache.get(KEY) == created
 
 
-@every_redis
-async def test_of_many_that_create_one_succeeds(
-    make_client: MakeClient, settings: Settings, psql: Psql, worker: Worker
-) -> None:
-    clients = [make_client(settings) for _ in range(3)]
-    outcomes = await asyncio.gather(
-        *(client.create(KEY, number) for number, client in enumerate(clients * 3)), return_exceptions=True
-    )
-    assert [type(one).__name__ for one in outcomes].count("State") == 1
-    assert [one for one in outcomes if not hasattr(one, "version") and not isinstance(one, AlreadyExists)] == []
-    await flush(worker)
-    assert rows(psql, "SELECT key, version FROM change") == [(KEY, 1)]
-
-
 async def test_a_young_token_is_waited_for_and_postgres_is_asked_once(
-    make_client: MakeClient, settings: Settings, proxy: FaultProxy, postgres_proxy: FaultProxy
-) -> None:
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, proxy: FaultProxy,
+    postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any, keys: KeySpace,
+) -> None:  # fmt: skip
+    state = await _evicted(cache, worker, redis_raw, keys)
     patient = through(settings, redis=proxy, postgres=postgres_proxy).model_copy(update={"hydrate_token_s": 30.0})
     slow = make_client(patient)
     fault = postgres_proxy.arm("hold_reply", at=ASKS)
@@ -213,7 +211,7 @@ async def test_a_young_token_is_waited_for_and_postgres_is_asked_once(
     while _times_read(proxy) < 6:  # so that each of them has missed it
         await asyncio.wait(others, timeout=0.02)
     fault.release()
-    assert await asyncio.gather(first, *others) == [None] * 6
+    assert await asyncio.gather(first, *others) == [state] * 6
     assert bytes(postgres_proxy.requests).count(ASKS) == 1
 
 
@@ -223,18 +221,20 @@ def _times_read(proxy: FaultProxy) -> int:
 
 
 async def test_a_dead_readers_token_is_replaced_when_its_time_is_up(
-    settings: Settings, postgres_proxy: FaultProxy, client: AsyncStateCache
-) -> None:
+    settings: Settings, postgres_proxy: FaultProxy, cache: AsyncStateCache, client: AsyncStateCache, worker: Worker,
+    redis_raw: Any, keys: KeySpace,
+) -> None:  # fmt: skip
+    first = await _evicted(cache, worker, redis_raw, keys)
     async with AsyncStateCache(settings=through(settings, postgres=postgres_proxy)) as dying:
         assert await dying.get(f"{KEY}/b") is await client.get(f"{KEY}/c") is None  # so that all are connected
         fault = postgres_proxy.arm("hold_reply", at=ASKS)
         started = monotonic()
         reading = asyncio.create_task(dying.get(KEY))
         await fault.wait()
-        assert (await client.set(KEY, 1)).version == 1
+        assert (await client.set(KEY, 2)).version == 2
         assert monotonic() - started > 0.24, "the token stood for a quarter of a second"
         fault.release()
-        assert await reading is None
+        assert await reading == first
 
 
 async def test_what_was_brought_leaves_no_token_for_the_next_miss_to_wait_for(
@@ -247,9 +247,11 @@ async def test_what_was_brought_leaves_no_token_for_the_next_miss_to_wait_for(
 
 
 async def test_a_reader_that_fails_gives_its_token_back_and_no_other(
-    slow: AsyncStateCache, client: AsyncStateCache, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
-) -> None:
+    slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any,
+    keys: KeySpace,
+) -> None:  # fmt: skip
     hydrating = keys.hydrating(keys.shard(KEY))
+    state, _ = [await _evicted(cache, worker, redis_raw, keys, key) for key in (KEY, f"{KEY}/b")]
     assert await slow.get(f"{KEY}/connected") is None
     failing = postgres_proxy.arm("hold_reply", at=ASKS)
     first = asyncio.create_task(_as_coroutine(slow.get(KEY, timeout=2.0)))
@@ -261,7 +263,7 @@ async def test_a_reader_that_fails_gives_its_token_back_and_no_other(
         await first
     assert redis_raw.hexists(hydrating, KEY)
     held.release()
-    assert await second is None
+    assert await second == state
     assert redis_raw.exists(keys.state(KEY))
     failing = postgres_proxy.arm("hold_reply", at=ASKS)
     with pytest.raises(PostgresUnavailable, match="timeout"):
@@ -274,7 +276,7 @@ async def test_many_states_are_loaded_by_one_query(slow: AsyncStateCache, postgr
     async with slow.transaction(*(f"{KEY}/{number}" for number in range(50))) as tx:
         tx.set(f"{KEY}/7", 7)
     assert tx.states[f"{KEY}/7"].version == 1
-    assert bytes(postgres_proxy.requests).count(ASKS) == 1
+    assert [bytes(postgres_proxy.requests).count(one) for one in (LOOKS, ASKS)] == [1, 0]
 
 
 @every_redis

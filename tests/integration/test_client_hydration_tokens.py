@@ -9,10 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, Settings
+from statecache import AsyncStateCache, Backpressure, Settings
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
-from statecache.lua import script
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, rows
@@ -23,10 +22,12 @@ from tests.support.fault_proxy import FaultProxy, Kind
 pytestmark = pytest.mark.counts_seconds
 
 KEY = "runs/42"
-ASKS = b"Gives the last state of each asked key"
-"""Bytes of the statement that reads states from Postgres, and of no other."""
+ASKS, LOOKS = b"Gives the last state of each asked key", b"Gives those of the asked keys that have a state"
+"""Bytes of the statements that read states from Postgres, and that look whether there are any; and of no others."""
 BEGIN, INSTALL = b"Takes hydration tokens for", b"Installs what Postgres holds"
 """Bytes of the scripts that take tokens and that use them."""
+ABSENT, PROVEN = b"Installs that states are absent", b"w1-"
+"""Bytes of the script that needs none, and of a commit to a key of which Postgres, in epoch 1, held nothing."""
 WAIT_S = 5.0
 Psql = psycopg.Connection[Any]
 
@@ -52,6 +53,15 @@ async def _as_coroutine(call: Any) -> Any:
     return await call
 
 
+@pytest.fixture
+async def evicted(cache: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace) -> None:
+    """A state that Postgres holds and Redis does not."""
+    await cache.set(KEY, 1)
+    await flush(worker)
+    _evict(redis_raw, keys)
+    cache._runtime.near.drop()
+
+
 @pytest.mark.parametrize("at", [BEGIN, INSTALL])
 @pytest.mark.parametrize("kind", ["drop_request", "drop_reply", "reset"])
 @pytest.mark.parametrize("verb", ["get", "set"])
@@ -74,6 +84,56 @@ async def test_a_lost_exchange_of_a_hydration_is_made_again(
         assert (await lossy.set(KEY, 2, timeout=WAIT_S)).parent_change_id == first.change_id
     assert fault.struck
     assert [name for name in redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) if name[:1] != b"!"] == [b"_"]
+
+
+@pytest.mark.parametrize("kind", ["drop_request", "drop_reply", "reset"])
+@pytest.mark.parametrize("verb", ["get", "set"])
+async def test_where_nothing_is_to_be_loaded_a_lost_exchange_leaves_no_token_either(
+    make_client: MakeClient, settings: Settings, proxy: FaultProxy, redis_raw: Any, keys: KeySpace, verb: str,
+    kind: Kind,
+) -> None:  # fmt: skip
+    lossy = make_client(through(settings, redis=proxy).model_copy(update={"hydrate_token_s": 30.0}))
+    fault = proxy.arm(kind, at=ABSENT if verb == "get" else PROVEN)
+    if verb == "get":
+        assert await lossy.get(KEY, timeout=WAIT_S) is None
+    else:
+        assert (await lossy.set(KEY, 2, timeout=WAIT_S)).version == 1
+    assert fault.struck
+    assert [name for name in redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) if name[:1] != b"!"] == [b"_"]
+
+
+@every_redis
+async def test_an_install_of_an_absence_that_arrives_late_installs_nothing_old(
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, proxy: FaultProxy, worker: Worker,
+    redis_raw: Any, keys: KeySpace,
+) -> None:  # fmt: skip
+    """Its reader began again meanwhile, the key was written, flushed and evicted: the watermark has moved."""
+    slow = make_client(through(settings, redis=proxy))
+    late = proxy.arm("hold_request", at=ABSENT)
+    assert await slow.get(KEY, timeout=2.0) is None
+    assert late.struck
+    created = await cache.create(KEY, 1)
+    await flush(worker)
+    _evict(redis_raw, keys)
+    late.release()
+    await late.answered()
+    assert not redis_raw.exists(keys.state(KEY))
+    assert (await cache.set(KEY, 2)).parent_change_id == created.change_id
+
+
+@pytest.mark.parametrize("verb", ["get", "set"])
+async def test_who_is_cancelled_while_an_absence_is_installed_keeps_nobody_waiting(
+    held: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy, redis_raw: Any, keys: KeySpace, verb: str
+) -> None:
+    fault = proxy.arm("hold_request", at=ABSENT if verb == "get" else PROVEN)
+    loading = asyncio.create_task(_as_coroutine(held.get(KEY) if verb == "get" else held.set(KEY, 0)))
+    await fault.wait()
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) == [b"_"]
+    assert (await cache.set(KEY, 1, timeout=WAIT_S)).version == 1
+    fault.release()
 
 
 @every_redis
@@ -114,7 +174,7 @@ async def held(settings: Settings, proxy: FaultProxy) -> AsyncIterator[AsyncStat
         yield client
 
 
-@pytest.mark.usefixtures("unhurried")
+@pytest.mark.usefixtures("unhurried", "evicted")
 @pytest.mark.parametrize(("kind", "at"), [("hold_reply", BEGIN), ("hold_request", INSTALL)])
 @pytest.mark.parametrize("verb", ["get", "set"])
 async def test_who_is_cancelled_while_loading_gives_its_token_back(
@@ -129,37 +189,55 @@ async def test_who_is_cancelled_while_loading_gives_its_token_back(
     with pytest.raises(asyncio.CancelledError):
         await loading
     assert redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) == [b"_"]
-    assert (await cache.set(KEY, 1, timeout=WAIT_S)).version == 1
+    assert (await cache.set(KEY, 1, timeout=WAIT_S)).version == 2
     fault.release()
 
 
-async def test_a_first_write_takes_three_exchanges_with_redis(
+@pytest.mark.usefixtures("evicted")
+async def test_what_a_write_takes_of_exchanges_with_redis(
     held: AsyncStateCache, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The script, the token, and the install with the script behind it; the server knows the scripts' texts by then."""
-    await held.set("runs/1", 1)
+    """The script, and again once Postgres was asked: a new key is written by the script alone. Texts are known."""
+    await held.set(f"{KEY}/first", 1)
+    await held.update(KEY, lambda value: value + 1)
     sent = list[bytes]()
     monkeypatch.setattr(proxy, "note", sent.append)
-    await held.set("runs/1/more", 1)
-    assert [one.count(b"EVALSHA") for one in sent] == [1, 1, 2]
+    await held.set(f"{KEY}/new", 1)
+    assert [one.count(b"EVALSHA") for one in sent] == [1, 1]
 
 
+@pytest.mark.usefixtures("evicted")
 @pytest.mark.own_servers("it has the server forget scripts")
 async def test_an_install_that_is_refused_ahead_of_a_commit_is_made_again_by_itself(
     held: AsyncStateCache, proxy: FaultProxy, redis_raw: Any, keys: KeySpace
 ) -> None:
     """The server has forgotten that script, and says so once: no token is left for others to wait for."""
     await held.set("runs/1", 1)
-    begun = proxy.arm("hold_reply", at=script("hydrate_begin").sha.encode())
-    writing = asyncio.create_task(held.set("runs/1/more", 1))
+    begun = proxy.arm("hold_reply", at=BEGIN)
+    writing = asyncio.create_task(held.set(KEY, 2))
     await begun.wait()
     redis_raw.script_flush()
     begun.release()
+    assert (await writing).version == 2
+    assert redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) == [b"_"]
+
+
+@pytest.mark.own_servers("it has the server forget scripts")
+async def test_an_absence_whose_install_is_refused_ahead_of_a_commit_is_installed_by_itself(
+    settings: Settings, make_client: MakeClient, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
+) -> None:
+    client = make_client(through(settings, postgres=postgres_proxy))
+    await client.set("runs/1", 1)
+    looking = postgres_proxy.arm("hold_reply", at=LOOKS)
+    writing = asyncio.create_task(_as_coroutine(client.set("runs/1/more", 1)))
+    await looking.wait()
+    redis_raw.script_flush()
+    looking.release()
     assert (await writing).version == 1
     assert redis_raw.hkeys(keys.hydrating(keys.shard("runs/1/more"))) == [b"_"]
 
 
-@pytest.mark.usefixtures("unhurried")
+@pytest.mark.usefixtures("unhurried", "evicted")
 async def test_a_reader_that_is_cancelled_again_and_again_ends_at_once_and_its_token_goes_all_the_same(
     held: AsyncStateCache, proxy: FaultProxy, redis_raw: Any, keys: KeySpace
 ) -> None:
@@ -179,6 +257,7 @@ async def test_a_reader_that_is_cancelled_again_and_again_ends_at_once_and_its_t
     assert [await task for task in left] == [0]
 
 
+@pytest.mark.usefixtures("evicted")
 async def test_a_silent_redis_does_not_keep_a_reader_from_being_cancelled(
     held: AsyncStateCache, proxy: FaultProxy
 ) -> None:
@@ -195,12 +274,19 @@ async def test_a_silent_redis_does_not_keep_a_reader_from_being_cancelled(
 
 @pytest.mark.own_servers("it changes settings of the server")
 @pytest.mark.usefixtures("unhurried")
+@pytest.mark.parametrize("there", [True, False])
 async def test_an_install_for_which_redis_has_no_memory_leaves_no_token(
-    make_client: MakeClient, settings: Settings, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
-) -> None:
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, postgres_proxy: FaultProxy, worker: Worker,
+    redis_raw: Any, keys: KeySpace, there: bool,
+) -> None:  # fmt: skip
+    state = None
+    if there:
+        state = await cache.set(KEY, 1)
+        await flush(worker)
+        _evict(redis_raw, keys)
     patient = settings.model_copy(update={"hydrate_token_s": 30.0})
     slow = make_client(through(patient, postgres=postgres_proxy))
-    fault = postgres_proxy.arm("hold_reply", at=ASKS)
+    fault = postgres_proxy.arm("hold_reply", at=ASKS if there else LOOKS)
     reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
     await fault.wait()
     kept = redis_raw.config_get("maxmemory", "maxmemory-policy")
@@ -208,7 +294,10 @@ async def test_an_install_for_which_redis_has_no_memory_leaves_no_token(
     redis_raw.config_set("maxmemory", 1)
     try:
         fault.release()
-        assert await reading is None
+        assert await reading == state
+        if not there:
+            with pytest.raises(Backpressure):
+                await cache.set(KEY, 1)
     finally:
         for name, value in kept.items():
             redis_raw.config_set(name, value)

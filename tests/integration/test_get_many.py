@@ -25,6 +25,8 @@ from tests.fixtures.flusher import Agents, flush
 from tests.fixtures.servers import MakeClient, every_redis
 from tests.support.local_reads import until
 
+LOOK, HYDRATE = "watermarks state_keys lost_keys", "watermarks states lost_keys recent_changes"
+"""The statements that look whether Postgres has states, and that read them, each in one exchange."""
 MODES: tuple[ReadMode, ...] = ("local", "primary", "fenced")
 
 
@@ -74,7 +76,7 @@ async def test_the_missing_ones_of_a_shard_are_loaded_together(
 
     monkeypatch.setattr(client._runtime.postgres, "fetch_each", counted)
     assert _values(await client.get_many(names)) == {name: name for name in names}
-    assert asked == ["watermarks states lost_keys", "recent_changes"] * len({*map(keys.shard, names)})
+    assert asked == [LOOK, HYDRATE] * len({*map(keys.shard, names)})
     assert redis_raw.exists(*map(keys.state, names)) == 60
 
 

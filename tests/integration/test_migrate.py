@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 from statecache import ConfigurationError, PostgresUnavailable, RedisUnavailable, Settings
 from statecache.cli.main import run
+from statecache.concurrency.tasks import Tasks
 from statecache.core.postgres import migrate as module
 from statecache.core.postgres.migrate import MigrationReport, migrate
 from statecache.keys import KeySpace
@@ -191,7 +192,7 @@ async def test_a_schema_with_other_tables_of_our_names_is_refused(fresh: Setting
     assert rows(fresh, "SELECT to_regclass('{schema}.shard')") == [(None,)]
 
 
-CLIENT_CURSOR = psycopg.AsyncClientCursor
+ROWS = Tasks.rows
 
 
 class Pooled:
@@ -201,12 +202,12 @@ class Pooled:
     info = SimpleNamespace(parameter_status={"server_encoding": "UTF8"}.get)
 
     def __init__(self, open_one: Any) -> None:
-        self._open_one = open_one
+        self.open_one = open_one
         self._current: psycopg.AsyncConnection[Any] | None = None
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        async with await self._open_one() as connection, connection.transaction():
+        async with await self.open_one() as connection, connection.transaction():
             self._current = connection
             yield
         self._current = None
@@ -214,30 +215,17 @@ class Pooled:
     async def execute(self, *args: Any) -> Any:
         if self._current is not None:
             return await self._current.execute(*args)
-        async with await self._open_one() as connection:
+        async with await self.open_one() as connection:
             return await connection.execute(*args)
-
-    async def run(self, *args: Any) -> psycopg.AsyncCursor[Any]:
-        """Run one message on a server connection that has no other, and return its cursor with all that came."""
-        async with await self._open_one() as connection:
-            cursor = CLIENT_CURSOR(connection)
-            return await cursor.execute(*args)
 
     async def close(self) -> None:
         pass
 
 
-class PooledCursor:
-    """A cursor of such a connection."""
-
-    def __init__(self, connection: Pooled) -> None:
-        self._connection = connection
-
-    async def execute(self, *args: Any) -> None:
-        self._cursor = await self._connection.run(*args)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cursor, name)
+async def pooled_rows(io: Tasks, connection: Pooled, text: str, parameters: Mapping[str, Any]) -> Any:
+    """Run one message on a server connection that has no other, and return all that came."""
+    async with await connection.open_one() as one:
+        return await ROWS(io, one, text, parameters)
 
 
 async def test_it_keeps_nothing_on_a_connection_between_transactions(
@@ -256,7 +244,7 @@ async def test_it_keeps_nothing_on_a_connection_between_transactions(
         return Pooled(open_one)
 
     monkeypatch.setattr(psycopg.AsyncConnection, "connect", pooled)
-    monkeypatch.setattr(psycopg, "AsyncClientCursor", PooledCursor)
+    monkeypatch.setattr(Tasks, "rows", pooled_rows)
     assert (await migrate(fresh)).shards_opened == SHARDS
     assert await migrate(fresh) == MigrationReport()
     assert len(opened) > 8

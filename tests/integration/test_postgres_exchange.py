@@ -39,7 +39,7 @@ async def test_misses_of_many_tasks_share_a_query_and_each_has_its_own_answer(
     monkeypatch.setattr(cache._runtime.postgres, "fetch_each", counted)
     found = await asyncio.gather(*map(cache.get, names))
     assert [state and state.value for state in found] == [None if at % 2 else name for at, name in enumerate(names)]
-    assert sorted(key for some in asked for key in some) == sorted(names)
+    assert sorted(key for some in asked for key in some) == sorted(names[::2])
     assert len(asked) <= 32
 
 

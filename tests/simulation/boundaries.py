@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, get_args
 import psycopg
 
 from statecache import lua, sql
+from statecache.concurrency.tasks import Tasks
 from statecache.core.epoch.requests import Calls
 from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.connection import Link
@@ -172,7 +173,7 @@ def _install_redis(boundaries: Boundaries) -> None:
 
 def _install_postgres(boundaries: Boundaries) -> None:
     connect = psycopg.AsyncConnection.connect.__func__  # type: ignore[attr-defined]
-    execute, read = psycopg.AsyncConnection.execute, psycopg.AsyncClientCursor.execute
+    execute, rows = psycopg.AsyncConnection.execute, Tasks.rows
     enter, leave = psycopg.AsyncTransaction.__aenter__, psycopg.AsyncTransaction.__aexit__
 
     async def by(connection: Any, exchange: str, call: Call) -> Any:
@@ -205,14 +206,14 @@ def _install_postgres(boundaries: Boundaries) -> None:
             return await leave(transaction, kind, error, trace)
         return await by(transaction.connection, "COMMIT", lambda: leave(transaction, kind, error, trace))
 
-    async def named_by(cursor: Any, query: Any, *args: Any, **more: Any) -> Any:
-        exchange = _statement.get() or boundaries.statement_of(query)
-        return await by(cursor.connection, exchange, lambda: read(cursor, query, *args, **more))
+    async def named_by(io: Tasks, connection: Any, text: str, parameters: Any) -> Any:
+        exchange = _statement.get() or boundaries.statement_of(text)
+        return await by(connection, exchange, lambda: rows(io, connection, text, parameters))
 
     changed: Any = psycopg.AsyncConnection
     changed.connect, changed.execute = classmethod(connect_by), execute_by
-    changed = psycopg.AsyncClientCursor
-    changed.execute = named_by
+    changed = Tasks
+    changed.rows = named_by
     changed = psycopg.AsyncTransaction
     changed.__aenter__, changed.__aexit__ = enter_by, leave_by
     _name_statements(PostgresTier, "_run", 1)

@@ -87,6 +87,10 @@ def places(recorded: Sequence[tuple[Job, Visited]]) -> list[Place]:
     return sorted(found.values(), key=lambda place: ROLES.index(place.role))
 
 
+_ALIKE = ("handshake", "watermarks state_keys lost_keys", "watermarks states lost_keys recent_changes")
+"""Exchanges of a client that are visited once, wherever they are made."""
+
+
 def _kept(role: Role, name: str) -> str:
     """Return the name under which a boundary is visited: boundaries of the same name are visited once."""
     exchange = name.rpartition(": ")[2]
@@ -94,7 +98,7 @@ def _kept(role: Role, name: str) -> str:
     if role == "worker":
         return of if of.startswith(("connect", "cluster")) or of.endswith(("limit", "BEGIN")) else name
     leads = of.startswith("connect") or of.endswith((" BEGIN", " limit", " COMMIT"))
-    return of if leads or of in ("handshake", "watermarks states lost_keys") else name
+    return of if leads or of in _ALIKE else name
 
 
 def all_failpoints(found: Sequence[Place]) -> list[Failpoint]:

@@ -32,8 +32,8 @@ from tests.support.dirtiness import evict
 
 QUIET_S = 15.0
 _LOOK_S = 0.05
-_HYDRATION = b"Gives the last state of each asked key"
-"""What the statement that reads states for Redis holds, and no other one."""
+_HYDRATION = b"Gives epoch and watermark of each asked shard"
+"""What stands in the exchanges that look for states, and that read them, for Redis, and in no other one."""
 _BACKENDS = """
 SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'statecache%%' AND backend_type = 'client backend'
 ORDER BY state = 'active' DESC, pid

@@ -108,7 +108,7 @@ async def test_what_nobody_wrote_is_asked_for_once_and_then_known_to_be_absent(
 ) -> None:
     assert await fake_cache.get("runs/42") is None
     assert await fake_cache.get("runs/42") is None
-    assert fake_postgres.asked == ["watermarks", "states", "lost_keys"]
+    assert fake_postgres.asked == ["watermarks", "state_keys", "lost_keys"]
     shown = fake.state("runs/42")
     assert (shown["op"], shown["version"], shown["change_id"], shown["position"]) == (b"absent", b"0", b"", b"")
     assert 0 < fake.redis.pttl(fake.keys.state("runs/42")) <= fake.settings.absent_ttl_s * 1000

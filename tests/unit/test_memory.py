@@ -38,7 +38,7 @@ from statecache.testing.memory_postgres import Tables
 from tests.support.awaited import awaited
 
 ROOT = Path(__file__).parents[2]
-OF_CONNECTIONS = {"cluster", "local_limits", "read_limits"}
+OF_CONNECTIONS = {"cluster", "local_limits", "look_limits", "read_limits"}
 """Statements about a connection, of which there is none."""
 
 

@@ -294,12 +294,18 @@ class Committer:
             commit.fail(error)
 
     async def _load(self, commit: Commit, keys: Sequence[str]) -> None:
-        """Load states from Postgres; at first, and where the commit goes alone, it takes their install along."""
+        """Load states from Postgres; at first, and where the commit goes alone, it takes their install along.
+
+        The script takes for new what Postgres holds nothing of, as far as it still proves to be.
+        """
         try:
-            if commit.loaded or commit.durability == "postgres":
+            looked = None if commit.loaded else await self._hydrator.look(keys, end=commit.end)
+            if looked is not None and not commit.repeat and not looked.known.intersection(keys):
+                commit.found_absent(keys, looked.epoch, looked.flushed)
+            elif looked is None or commit.durability == "postgres":
                 await self._hydrator.load(keys, end=commit.end, to_write=True)
             else:
-                commit.install = await self._hydrator.load_ahead(keys, end=commit.end)
+                commit.install = await self._hydrator.load_ahead(keys, looked, end=commit.end)
             commit.loaded = True
         except StateCacheError as error:
             commit.fail(error)

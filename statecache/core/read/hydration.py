@@ -1,6 +1,6 @@
-"""A miss: token, Postgres, install.
+"""A miss: what Postgres holds nothing of is absent (`absences`); the rest is token, Postgres, install.
 
-A state that is not in Redis is loaded from Postgres under a hydration token, which stands for a few seconds and in
+A state of which Postgres holds anything is loaded under a hydration token, which stands for a few seconds and in
 one epoch. Only one reader at a time holds a key's token; others wait for what it brings. The install checks that the
 token and the epoch still stand, and any commit or hydration of the key takes the token away, so a slow reader cannot
 put an older version over a newer one. Every attempt to take a token brings one of its own: an attempt that was held up
@@ -28,8 +28,9 @@ from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commit_protocol.install import INSTALL, Install
 from statecache.concurrency.batching import WEIGHT_MAX
+from statecache.core.read.absences import Absences, Looked, no_row
 from statecache.core.redis.tier import patience_for
-from statecache.errors import Backpressure, ConfigurationError, RedisUnavailable, StateCacheError, Unavailable
+from statecache.errors import Backpressure, RedisUnavailable, StateCacheError, Unavailable
 from statecache.model import Record
 from statecache.records import absence, hash_of, record_of_row
 from statecache.redis_errors import FINAL, found_at, refusal
@@ -48,7 +49,7 @@ _END_S = 0.05
 """How long a caller who failed, or was cancelled, waits for that, in seconds."""
 _WEIGHT = WEIGHT_MAX // 64
 """What a key counts in a query, whose answer may hold eight megabytes for each: at most 64 callers' keys share one."""
-_HYDRATE = ("watermarks", "states", "lost_keys")
+_HYDRATE = ("watermarks", "states", "lost_keys", "recent_changes")
 _TOKENS_MAX = 32
 """How many tokens of lost attempts are remembered; older ones end by themselves."""
 
@@ -99,6 +100,7 @@ class Hydrator:
         self._postgres = postgres
         self._opener = opener
         self._new_token = new_token
+        self._absences = Absences(settings, keys, redis, postgres)
         self._batcher: Batcher[tuple[int, Sequence[str]], _Held] = redis.io.batcher(self._read)
 
     async def load(self, keys: Sequence[str], *, end: float, to_write: bool = False) -> dict[str, Record]:
@@ -109,9 +111,20 @@ class Hydrator:
         returned all the same. `to_write` says that the states are needed in Redis, and opens the gate. Raises
         Unavailable past `end`, and Backpressure where there is no memory for them. A lost exchange is repeated.
         """
-        shard, tokens = self._keys.shard(keys[0]), list[str]()
+        shard = self._keys.shard(keys[0])
+        looked = await self.look(keys, end=end)
+        loaded: dict[str, Record] = {}
+        left = [key for key in keys if key in looked.known]
+        if unknown := looked.unknown(keys):
+            loaded, more = await self._absences.install(shard, unknown, looked, end=end, to_write=to_write)
+            left += more
+        return loaded | await self._load_held(shard, left, end=end, to_write=to_write) if left else loaded
+
+    async def _load_held(self, shard: int, keys: list[str], *, end: float, to_write: bool) -> dict[str, Record]:
+        """Bring keys into Redis under tokens, as `load` does."""
+        tokens = list[str]()
         try:
-            loaded, install = await self._loaded(shard, list(keys), tokens, end=end, to_write=to_write)
+            loaded, install = await self._loaded(shard, keys, tokens, end=end, to_write=to_write)
             if install is not None:
                 await self._install(install, end)
         except BaseException as error:  # whatever it is, nobody shall wait for what does not come
@@ -119,12 +132,19 @@ class Hydrator:
             raise
         return loaded
 
-    async def load_ahead(self, keys: Sequence[str], *, end: float) -> Install | None:
+    async def look(self, keys: Sequence[str], *, end: float) -> Looked:
+        """Ask Postgres of which keys of one shard it holds anything, and where it stands with the shard."""
+        note(hydrations=len(keys))
+        return await self._absences.look(self._keys.shard(keys[0]), keys, end=end)
+
+    async def load_ahead(self, keys: Sequence[str], looked: Looked, *, end: float) -> Install | None:
         """Load the keys of one shard for a commit, but for the last install, which goes ahead of the commit's script.
 
         None where nothing is left to install. Who gets one gives it back, unless it was carried out.
         """
         shard, tokens = self._keys.shard(keys[0]), list[str]()
+        if not looked.known.intersection(keys):
+            return self._absences.ahead(shard, keys, looked)
         try:
             _, install = await self._loaded(shard, list(keys), tokens, end=end, to_write=True)
         except BaseException as error:  # whatever it is, nobody shall wait for what does not come
@@ -134,6 +154,8 @@ class Hydrator:
 
     async def give_back(self, install: Install) -> None:
         """Give back the tokens of what was not installed, as far as they still stand."""
+        if not install.tokens:
+            return
         await self._redis.io.beside(lambda: self._forget(install.shard, list(install.records), install.tokens), _END_S)
 
     async def _hindered(self, error: BaseException, shard: int, keys: Sequence[str], tokens: Sequence[str]) -> None:
@@ -165,7 +187,6 @@ class Hydrator:
                 raise Backpressure(shard, reason="Redis is out of memory")
             taken = [key for key, verdict in verdicts.items() if verdict in ("TAKEN", "FULL")]
             if taken:
-                note(hydrations=len(taken))
                 held = await self._held(shard, taken, end)
                 if held.reaches(epoch, flushed):
                     install = self._prepared(shard, taken, held, tokens, epoch)
@@ -244,34 +265,28 @@ class Hydrator:
     async def _read(
         self, requests: Sequence[Request[tuple[int, Sequence[str]]]], seconds: float
     ) -> list[_Held | Exception]:
-        """Read what Postgres holds of the keys of many callers in one exchange, and the last changes of it in another.
+        """Read what Postgres holds of the keys of many callers in one exchange.
 
-        Where their shards stand is read first: what they are read to hold is no older.
+        Where their shards stand is read first: what they are read to hold is no older. The last changes of a state that
+        has gone on between two statements are left out: '' is true of any state.
         """
-        end = monotonic() + seconds
         asked = [request.question for request in requests]
         keys = list(dict.fromkeys(key for _, keys in asked for key in keys))
         parameters = {"shards": sorted({shard for shard, _ in asked}), "keys": keys}
-        shards, states, lost = await self._postgres.fetch_each(_HYDRATE, parameters, seconds=seconds)
+        shards, states, lost, newest = await self._postgres.fetch_each(_HYDRATE, parameters, seconds=seconds)
         places = {shard: (epoch, flushed) for shard, epoch, flushed in shards}
         found, lost_keys = {row[0]: record_of_row(row)[0] for row in states}, {key for (key,) in lost}
-        recent = await self._recent(found, max(end - monotonic(), 0.001)) if found else {}
+        recent = {(key, version): " ".join(changes) for key, version, changes in newest}
         return [
             _Held(
                 *places[shard],
                 lost_keys.intersection(keys),
-                {key: (found[key], recent.get(key, "")) for key in keys if key in found},
+                {key: (found[key], recent.get((key, found[key].version), "")) for key in keys if key in found},
             )
             if shard in places
-            else ConfigurationError(f"Postgres has no row for shard {shard}", hint="Run `statecache migrate`.")
+            else no_row(shard)
             for shard, keys in asked
         ]
-
-    async def _recent(self, found: Mapping[str, Record], seconds: float) -> dict[str, str]:
-        """Return the newest changes of each of these states, as their hashes have them; '' is true of any state."""
-        versions = [record.version for record in found.values()]
-        rows = await self._postgres.fetch("recent_changes", {"keys": [*found], "versions": versions}, seconds=seconds)
-        return {key: " ".join(recent) for key, recent in rows}
 
     def _prepared(self, shard: int, taken: Sequence[str], held: _Held, tokens: Sequence[str], epoch: str) -> Install:
         """Return what Postgres holds of keys, to be installed under the last of the tokens."""

@@ -57,6 +57,7 @@ _END_S = 0.02
 _AWAKE_S = 0.5
 """How long closing waits for the listener's end, in seconds: it ends by itself while connecting, and soon if woken."""
 _LOST = RedisUnavailable("connection", detail="the tracked connection was lost")
+_CLOSED = RedisUnavailable("epoch", detail="the gate is closed")
 _logger = logging.getLogger("statecache")
 
 
@@ -329,7 +330,7 @@ class TrackedConnection:
         if not isinstance(reply, (list, Exception)):
             raise RedisUnavailable("connection", detail="a reply belongs to another request")
         if self._keys.shard(reading.key) not in self._open:
-            self._near.settle(reading, None)
+            self._near.settle(reading, None, _CLOSED)
             return
         if isinstance(reply, Exception):
             self._near.settle(reading, None, refusal(reply, redis_key))

@@ -7,7 +7,7 @@
 --       12… per state: key, op (set|delete|check, or a modifier: verb, digest, most bytes, and keep where an end stays),
 --           expected (change_id, or that and ~ where its end may have come, * blind, ! absent, ? present, % ended),
 --           value, encoding (behind it ' in ' and ms: it ends then, or ' until ' and a time in ms), schema, ttl in ms
---           ('' = default), assume_new (0|1|e<epoch>: in that epoch)
+--           ('' = default), assume_new (0|1|e<epoch>: in that epoch|w<epoch>-<watermark>: Postgres, then, held nothing)
 --       last, optional: the server's time in ms past which this attempt must not be executed, and where it is not
 --           the first one: past which no other can be executed either
 --       where locks count, both of them, the second '' for none, then: the lock and token of each lease that the
@@ -60,8 +60,8 @@ if not epoch or replid ~= server then
   return { nonce, 'FENCED', replid or '', server, epoch or '' }
 end
 
--- Presence: every state is here, or its creator vouches that it is new. Not for a repeat: Redis may have forgotten
--- what was applied, and Postgres may hold it.
+-- Presence: every state is here, or its creator vouches that it is new, or it is proven to be. Not for a repeat: Redis
+-- may have forgotten what was applied, and Postgres may hold it.
 local states, missing = {}, nil
 local mine, seen = change_id .. '@', is_repeat
 for i = 1, count do
@@ -70,7 +70,8 @@ for i = 1, count do
   local at = first + (i - 1) * width
   if not state[1] then
     if call('EXISTS', KEYS[4 + i]) == 1 then return { nonce, 'FOREIGN', KEYS[4 + i], 'fields are missing' } end
-    if (ARGV[at + ASSUME_NEW] == '1' or ARGV[at + ASSUME_NEW] == 'e' .. epoch) and not is_repeat then
+-- include novelty
+    if new and not is_repeat then
       state = { '0', '', 'absent', '', ARGV[at] }
     else
       missing = missing or { nonce, 'MISSING' }

@@ -1,7 +1,7 @@
--- Gives of each asked state, a key at a version, its newest change_ids and positions, as far as versions are contiguous.
-SELECT s.key,
+-- Gives of each asked state its version, and its newest change_ids and positions, as far as versions are contiguous.
+SELECT s.key, s.version,
        ARRAY(SELECT c.change_id || '@' || c.epoch || '-' || c.n
              FROM (SELECT h.*, row_number() OVER (ORDER BY h.version DESC) AS age FROM {schema}.change h
                    WHERE h.key = s.key AND h.version <= s.version AND h.version > s.version - 6) c
              WHERE c.version = s.version - c.age + 1 ORDER BY c.version DESC) AS recent
-FROM unnest(%(keys)s::text[], %(versions)s::bigint[]) AS s (key, version)
+FROM {schema}.state s WHERE s.key = ANY (%(keys)s)

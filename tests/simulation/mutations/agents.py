@@ -35,9 +35,9 @@ AGENTS = {
     ),
     "roll of an epoch": Mutant(
         "what a client knows of a key's steps is believed after a failover too",
-        "statecache/lua/commit/commit.lua",
-        "ARGV[at + ASSUME_NEW] == 'e' .. epoch)",
-        "string.sub(ARGV[at + ASSUME_NEW], 1, 1) == 'e')",
+        "statecache/lua/novelty.lua",
+        "ARGV[at + ASSUME_NEW] == 'e' .. epoch\n",
+        "string.sub(ARGV[at + ASSUME_NEW], 1, 1) == 'e'\n",
         by="scenarios replayed",
     ),
     "lock": Mutant(
