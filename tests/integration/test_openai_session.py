@@ -12,7 +12,7 @@ from agents.memory import Session, SessionSettings
 
 from statecache import Settings
 from statecache_workers.worker import Worker
-from tests.support.openai_sessions import KINDS, Kind, MakeSession, World
+from tests.support.openai_sessions import KINDS, Kind, MakeSession, World, items
 from tests.support.scripted_model import ScriptedModel, agent, said
 
 SILENT = RunConfig(tracing_disabled=True)
@@ -37,11 +37,6 @@ async def make(
     kind: Kind = request.param
     async with kind(World(settings, worker, redis_raw)) as made:
         yield made
-
-
-def items(count: int, *, since: int = 0) -> list[Any]:
-    """Return items that are told apart by their numbers."""
-    return [{"role": "user", "content": f"{number} {'x' * (number % 7 * 100)}"} for number in range(since, count)]
 
 
 async def test_it_is_a_session_and_begins_empty(make: MakeSession) -> None:

@@ -26,6 +26,11 @@ from tests.support.dirtiness import evict
 MakeSession = Callable[..., StateCacheSession]
 
 
+def items(count: int, *, since: int = 0) -> list[Any]:
+    """Return items that are told apart by their numbers."""
+    return [{"role": "user", "content": f"{number} {'x' * (number % 7 * 100)}"} for number in range(since, count)]
+
+
 class World:
     """A deployment: its settings, a worker of it, and a plain client of its Redis."""
 

@@ -99,7 +99,7 @@ class Conversation:
     async def _pages(self, head: State[Any], limit: int | None, mode: ReadMode) -> Found:
         known, pages = read(head, Head), list["State[Any] | None"]()
         first = known.pages + 1
-        more = known.pages if limit is None else ceil(limit * known.pages / max(known.items, 1))
+        more = known.pages if limit is None else ceil(limit * known.pages / max(known.items, 1)) + bool(limit)
         while first > 1:
             upto, first = first, max(first - max(more, 1), 1)
             states = await self._view.get_many([*map(self._place.page, range(first, upto))], read=mode)
