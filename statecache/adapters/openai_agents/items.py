@@ -2,8 +2,8 @@
 
 An item is what `json` can write, and comes back as what `json` reads then: a tuple as a list, a key that is a number
 as text, and everything else as it was. Plain data of statecache is somewhat less: no lone surrogates, as a text has
-that was cut in the middle of an emoji, no integers beyond 64 bits, nothing infinite and no NaN. An item with one of
-these is kept as `{"$json": "…"}`, and so is one that looks like that by itself.
+that was cut in the middle of an emoji, nothing infinite and no NaN, nothing that is nested too deep. An item with one
+of these is kept as `{"$json": "…"}`, and so is one that looks like that by itself.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def _exact(plain: Any, text: str) -> bytes | None:
 def _levels(plain: Any) -> int:
     """Return how many levels of containers there are."""
     levels, parts = 0, [plain]
-    while parts := [part for one in parts if isinstance(one, (dict, list)) for part in _parts(one)]:
-        levels += 1
+    while containers := [one for one in parts if isinstance(one, (dict, list))]:
+        levels, parts = levels + 1, [part for one in containers for part in _parts(one)]
     return levels
 
 
