@@ -15,8 +15,9 @@ import pytest
 import redis.asyncio
 from agents import RunConfig, Runner
 
-from statecache import AlreadyCurrent, AsyncStateCache, Settings, VersionConflict
-from statecache.adapters.openai_agents import StateCacheSession
+from statecache import AlreadyCurrent, AsyncNamespace, AsyncStateCache, Settings, VersionConflict
+from statecache.adapters.openai_agents import StateCacheSession, conversation
+from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, flushing, rows
 from tests.support.openai_sessions import items
@@ -153,6 +154,28 @@ async def test_writers_in_each_others_way_take_turns(settings: Settings) -> None
         assert [item["number"] for item in found if item["by"] == name] == [*range(15)]
     for cache in caches:
         await cache.close()
+
+
+async def test_a_turn_that_is_lost_meanwhile_is_nobodys_concern(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, redis_raw: Any, keys: KeySpace
+) -> None:
+    monkeypatch.setattr(conversation, "CROWDED", 0)
+    commit, taken = AsyncNamespace.commit, list[str]()
+
+    async def taking_the_turn(view: Any, writes: Any, **more: Any) -> Any:
+        leases = keys.leases(keys.shard("openai-agents/42"))
+        names = [name for name in redis_raw.hkeys(leases) if b"/turn" in name]
+        taken.extend(map(str, names))
+        redis_raw.hdel(leases, *names or ["none"])
+        return await commit(view, writes, **more)
+
+    monkeypatch.setattr(AsyncNamespace, "commit", taking_the_turn)
+    async with AsyncStateCache(settings=settings) as one, AsyncStateCache(settings=settings) as two:
+        sessions = [StateCacheSession("42", cache) for cache in (one, two)]
+        for number in range(4):
+            await sessions[number % 2].add_items(items(number + 1, since=number))
+        assert await sessions[0].get_items() == await sessions[1].get_items() == items(4)
+        assert taken
 
 
 def connections(redis_raw: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:

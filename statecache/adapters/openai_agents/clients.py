@@ -55,19 +55,20 @@ class Clients:
         with self._mutex:
             if self._closed:
                 raise UsageError("the session is closed")
-            for ended in [one for one in self._made if one.is_closed()]:
-                del self._made[ended]
-            if loop not in self._made:
+            for ended in [one for one in [*self._made] if one.is_closed()]:
+                self._made.pop(ended, None)
+            made = self._made.get(loop)
+            if made is None:
                 cache = AsyncStateCache(settings=self._settings)
                 keeper = loop.create_task(_keep(cache, self._made, loop), name="statecache session")
-                self._made[loop] = _Made(self._client(cache), keeper)
-            return self._made[loop].client
+                made = self._made[loop] = _Made(self._client(cache), keeper)
+            return made.client
 
     async def close(self) -> None:
         """Close the clients that were made: of this event loop, of those that run, and of those that may run again."""
         with self._mutex:
             self._closed = self._closed or self._settings is not None
-            made = [(loop, one.keeper) for loop, one in self._made.items()]
+            made = [(loop, one.keeper) for loop, one in [*self._made.items()]]
         here = asyncio.get_running_loop()
         for loop, keeper in made:
             if loop is here:

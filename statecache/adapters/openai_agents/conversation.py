@@ -11,12 +11,22 @@ primary. Writers that meet too often take turns.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from math import ceil
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from statecache import Delete, LockTimeout, NotFound, OutcomeUnknown, StateCacheError, UsageError, VersionConflict
+from statecache import (
+    Delete,
+    LeaseLost,
+    LockTimeout,
+    NotFound,
+    OutcomeUnknown,
+    StateCacheError,
+    Unavailable,
+    UsageError,
+    VersionConflict,
+)
 from statecache.adapters.openai_agents.pages import (
     CLEARED_PAGES_MAX,
     Found,
@@ -30,6 +40,7 @@ from statecache.adapters.openai_agents.pages import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from statecache import AsyncNamespace, ReadMode, State
     from statecache.adapters.openai_agents.items import Kept
@@ -150,10 +161,16 @@ class Conversation:
         return verdict == "applied"
 
     async def _wait_for_turn(self, turn: AsyncExitStack) -> None:
-        try:
-            await turn.enter_async_context(self._view.lock(f"{self._place.head}/turn", timeout=TURN_S))
-        except LockTimeout:
-            return
+        """Wait for a lock that those in each other's way take; it guards nothing, so its loss is nobody's concern."""
+        lock = self._view.lock(f"{self._place.head}/turn", ttl=TURN_S, timeout=TURN_S)
+        with suppress(LockTimeout):
+            await lock.__aenter__()
+            turn.push_async_callback(_give_back, lock)
+
+
+async def _give_back(lock: AbstractAsyncContextManager[Any]) -> None:
+    with suppress(LeaseLost, Unavailable):
+        await lock.__aexit__(None, None, None)
 
 
 def _revision() -> str:
