@@ -285,6 +285,31 @@ async def test_states_that_were_edited_one_by_one_are_taken_as_they_are(
             await verb()
 
 
+async def test_what_is_redacted_by_hand_while_somebody_adds_or_pops_stays_redacted(
+    session: StateCacheSession, cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, commit, times = f"{session.group}/items/000001", AsyncNamespace.commit, 0
+
+    async def late(view: Any, writes: Any, **more: Any) -> Any:
+        nonlocal times
+        times += 1
+        if times == 1:
+            await elsewhere.update(page, lambda held: held | {"items": [{"redacted": True}, *held["items"][1:]]})
+        return await commit(view, writes, **more)
+
+    async with AsyncStateCache(settings=settings) as elsewhere:
+        for verb in (lambda: session.add_items(items(4, since=3)), session.pop_item):
+            await session.clear_session()
+            await session.add_items(items(3))
+            times = 0
+            with monkeypatch.context() as patched:
+                patched.setattr(AsyncNamespace, "commit", late)
+                await verb()
+            assert times == 2
+            assert (await session.get_items())[:2] == [{"redacted": True}, items(2)[1]]
+    assert len(await session.get_items()) == 2
+
+
 async def test_postgres_holds_what_was_added_where_that_was_asked_for(
     cache: AsyncStateCache, worker: Worker, psql: psycopg.Connection[Any], redis_raw: Any, keys: KeySpace
 ) -> None:
