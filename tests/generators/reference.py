@@ -15,6 +15,7 @@ import statecache.testing
 from statecache._sync.feed import Changes, Watch
 from statecache._sync.until_stopped import UntilStopped
 from statecache.adapters.langgraph import StateCacheSaver
+from statecache.adapters.openai_agents import StateCacheSession
 from statecache.adapters.prometheus import PrometheusObserver
 from statecache.cli.app import app
 from statecache.errors import StateCacheError
@@ -111,6 +112,7 @@ def _prometheus() -> Iterator[str]:
 def _adapters() -> Iterator[str]:
     yield from _prometheus()
     yield from _langgraph()
+    yield from _openai_agents()
 
 
 def _langgraph() -> Iterator[str]:
@@ -122,6 +124,15 @@ def _langgraph() -> Iterator[str]:
     for name, member in members(StateCacheSaver):
         if name in vars(StateCacheSaver) and not member.__doc__.startswith("Do what"):
             yield _member(name, member, of="StateCacheSaver.")
+
+
+def _openai_agents() -> Iterator[str]:
+    yield f"## statecache.adapters.openai_agents.StateCacheSession\n\n{_prose(StateCacheSession.__doc__)}"
+    yield f"`{_signature('StateCacheSession', StateCacheSession)}`"
+    for name in ("from_settings", "from_url"):
+        yield _member(name, getattr(StateCacheSession, name), of="StateCacheSession.")
+    for name, member in members(StateCacheSession):
+        yield _member(name, member, of="StateCacheSession.")
 
 
 def _values() -> Iterator[str]:

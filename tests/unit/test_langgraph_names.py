@@ -14,8 +14,8 @@ from statecache.adapters.langgraph.names import (
     Place,
     checkpoint_segment,
     inverted,
-    segment,
 )
+from statecache.adapters.segments import segment
 from statecache.keys import KEY_BYTES_MAX, checked_key, group_of
 
 TEXT = some.text(some.characters(blacklist_characters="\0"), max_size=200)

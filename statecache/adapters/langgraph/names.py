@@ -1,17 +1,11 @@
 """The names of the states that a thread's checkpoints are kept in, and the order in which they are listed.
 
-What LangGraph calls a thread, a namespace, a checkpoint, a task or a channel may be any text: empty, with slashes,
-longer than a key. As a segment of a name it stays as it is where it can; `%2F` and its like stand for what cannot, and
-a digest for the rest of what is too long. No two texts have one segment.
+What LangGraph calls a thread, a namespace, a checkpoint, a task or a channel may be any text, and makes a segment.
 """
 
 from __future__ import annotations
 
-import re
-from hashlib import sha256
-from urllib.parse import quote
-
-from statecache import UsageError
+from statecache.adapters.segments import refuse_nul, segment
 
 THREAD_BYTES_MAX = 120
 NAMESPACE_BYTES_MAX = 100
@@ -19,21 +13,6 @@ TASK_BYTES_MAX = 50
 CHANNEL_BYTES_MAX = 100
 CHECKPOINT_BYTES_MAX = 36
 """How many UTF-8 bytes of each stand in a name; a UUID has 36. A name has at most 512 in all."""
-_EMPTY = "-"
-_escaped = re.compile("[\x01-\x20/%\x7f-\x9f\ud800-\udfff]")
-_DIGEST = 32
-
-
-def segment(text: str, bytes_max: int) -> str:
-    """Return the segment of a name that stands for a text, with at most that many bytes."""
-    if text in ("", _EMPTY):
-        return "%2D" if text else _EMPTY
-    spelled = _escaped.sub(lambda found: quote(found[0].encode("utf-8", "surrogatepass"), safe=""), text)
-    data = spelled.encode()
-    if len(data) <= bytes_max:
-        return spelled
-    digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
-    return f"{data[: bytes_max - _DIGEST - 2].decode('utf-8', 'ignore')}%~{digest}"
 
 
 def inverted(checkpoint_id: str) -> str:
@@ -114,9 +93,3 @@ def checkpoint_segment(checkpoint_id: str) -> str:
     """Return the last segment of a checkpoint's name: the inverted id, and the id, for those who look for it."""
     refuse_nul("checkpoint_id", checkpoint_id)
     return inverted(checkpoint_id) + segment(checkpoint_id, CHECKPOINT_BYTES_MAX)
-
-
-def refuse_nul(what: str, text: str) -> None:
-    """Raise UsageError for a text that Postgres cannot hold."""
-    if "\0" in text:
-        raise UsageError(f"{what} {text!r} holds a NUL", hint="Postgres has no place for it: leave it out.")

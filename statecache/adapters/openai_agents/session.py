@@ -1,0 +1,157 @@
+"""The session: the methods that the SDK calls."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
+
+from statecache import Settings, Unavailable, UsageError
+from statecache.adapters.openai_agents.clients import Clients
+from statecache.adapters.openai_agents.conversation import Conversation
+from statecache.adapters.openai_agents.items import kept
+from statecache.adapters.openai_agents.pages import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from agents.items import TResponseInputItem
+
+    from statecache import AsyncStateCache, Durability
+    from statecache.adapters.openai_agents.clients import Client
+
+T = TypeVar("T")
+NAMESPACE = "openai-agents"
+
+
+class StateCacheSession:
+    """A session of the OpenAI Agents SDK on statecache: a conversation is hot in Redis, and durable in Postgres.
+
+    `cache` is an `AsyncStateCache`, which any number of sessions may share, or `Settings`; without it settings come
+    from STATECACHE_* variables. On settings the session makes a client of its own for each event loop, and closes it:
+    use it as a context manager, or call `close`. A client that is given stays open. `namespace` is that of all its
+    states. `durability` is when what was added counts as written, the setting without it. `session_settings` is as the
+    SDK has it: its `limit` counts where `get_items` is given none.
+
+    What statecache raises is raised: `VersionConflict` where a commit could not be had against many others,
+    `OutcomeUnknown` where nobody knows whether it was applied.
+    """
+
+    session_settings: SessionSettings | None = None
+
+    def __init__(
+        self,
+        session_id: str,
+        cache: AsyncStateCache | Settings | None = None,
+        *,
+        namespace: str = NAMESPACE,
+        durability: Durability | None = None,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+    ) -> None:
+        if "/" in namespace:
+            raise UsageError(f"namespace={namespace!r} is of more than one segment: a session would have no group")
+        self.session_id = session_id
+        self.session_settings = (
+            SessionSettings() if session_settings is None else coerce_session_settings(session_settings)
+        )
+        self._namespace, self._place = namespace, Place(session_id)
+        self._clients = Clients(Settings() if cache is None else cache, namespace, {"durability": durability})
+
+    @classmethod
+    def from_url(
+        cls,
+        session_id: str,
+        *,
+        url: str | None = None,
+        postgres_url: str | None = None,
+        namespace: str = NAMESPACE,
+        durability: Durability | None = None,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Return a session with clients of its own; `url` is that of Redis.
+
+        What is not given comes from STATECACHE_* variables; every other setting may be given by its name.
+        """
+        given = {"redis_url": url, "postgres_url": postgres_url, **settings}
+        told = Settings(**{name: value for name, value in given.items() if value is not None})
+        return cls(session_id, told, namespace=namespace, durability=durability, session_settings=session_settings)
+
+    @classmethod
+    def from_settings(cls, session_id: str, settings: Settings | None = None, **options: Any) -> Self:
+        """Return a session with clients of its own; `options` are those of the constructor."""
+        return cls(session_id, settings, **options)
+
+    @property
+    def group(self) -> str:
+        """The key of the group that the session's states are of, as `rollback`, `branch` and `erase` take it."""
+        return f"{self._namespace}/{self._place.head}"
+
+    async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
+        """Return all items, or the latest `limit` ones, in the order in which they were added.
+
+        Without `limit` that of the session's settings counts; 0 and less are none. What this call returns was there at
+        one moment during it.
+        """
+        limit = resolve_session_limit(limit, self.session_settings)
+        conversation = self._conversation(self._clients.here())
+        return [] if limit is not None and limit <= 0 else await conversation.items(limit)
+
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        """Add items behind those that are there: all of them or none, in one commit.
+
+        Raises CodecError for what is no JSON, and LimitExceeded for an item above 8 MiB, or items above 16 MiB.
+        """
+        here = self._clients.here()
+        if items:
+            data = [kept(item, at) for at, item in enumerate(items)]
+            await _alone(here, lambda: self._conversation(here).add(data))
+
+    async def pop_item(self) -> TResponseInputItem | None:
+        """Take the latest item out and return it; None where there is none."""
+        here = self._clients.here()
+        return await _alone(here, self._conversation(here).pop)
+
+    async def clear_session(self) -> None:
+        """Take all items out. What they once held stays in the history: `erase` of the group ends that."""
+        here = self._clients.here()
+        await _alone(here, self._conversation(here).clear)
+
+    async def ping(self) -> bool:
+        """Return whether Redis answers, and Postgres where it is asked."""
+        here = self._clients.here()
+        try:
+            await here.view.get(self._place.head, read="primary")
+        except Unavailable:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close the clients that the session has made; every other call raises UsageError from then on."""
+        await self._clients.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def _conversation(self, here: Client) -> Conversation:
+        return Conversation(here.view, self._place, bytes_max=here.bytes_max)
+
+
+async def _alone(here: Client, write: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Carry out what writes, after what else writes here; who is cancelled meanwhile waits for how it ends."""
+    async with here.writing:
+        task = asyncio.ensure_future(write())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            while not task.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # which nobody is told
+            raise

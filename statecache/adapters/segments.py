@@ -1,0 +1,35 @@
+"""Texts of any kind as segments of keys: what another framework calls a thread or a session, however it is spelled.
+
+Such a text may be empty, hold slashes, or be longer than a key. As a segment it stays as it is where it can; `%2F` and
+its like stand for what cannot, and a digest for the rest of what is too long. No two texts have one segment.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from urllib.parse import quote
+
+from statecache import UsageError
+
+_EMPTY = "-"
+_escaped = re.compile("[\x01-\x20/%\x7f-\x9f\ud800-\udfff]")
+_DIGEST = 32
+
+
+def segment(text: str, bytes_max: int) -> str:
+    """Return the segment of a name that stands for a text, with at most that many bytes."""
+    if text in ("", _EMPTY):
+        return "%2D" if text else _EMPTY
+    spelled = _escaped.sub(lambda found: quote(found[0].encode("utf-8", "surrogatepass"), safe=""), text)
+    data = spelled.encode()
+    if len(data) <= bytes_max:
+        return spelled
+    digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+    return f"{data[: bytes_max - _DIGEST - 2].decode('utf-8', 'ignore')}%~{digest}"
+
+
+def refuse_nul(what: str, text: str) -> None:
+    """Raise UsageError for a text that Postgres cannot hold."""
+    if "\0" in text:
+        raise UsageError(f"{what} {text!r} holds a NUL", hint="Postgres has no place for it: leave it out.")
