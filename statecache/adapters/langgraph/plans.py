@@ -43,7 +43,7 @@ class Together(NamedTuple):
 
 Plan = Generator[Call | Together, Any, T]
 Listing = Generator[Call | Together | Found, Any, None]
-_TOGETHER_MAX = 8
+_TOGETHER_MAX = 4
 """How many of the plans that have nothing to do with one another are carried out at once."""
 
 

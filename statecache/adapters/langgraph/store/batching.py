@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from copy import copy
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from statecache import StateCacheError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -76,8 +79,8 @@ class Queue(Generic[A, R]):
             for (_, future), answer in zip(batch, answers, strict=False):
                 if future.done():
                     continue
-                if isinstance(answer, Exception):
-                    future.set_exception(answer)
+                if isinstance(answer, Exception):  # to each one of its own, where that can be
+                    future.set_exception(copy(answer) if isinstance(answer, StateCacheError) else answer)
                 else:
                     future.set_result(answer)
             for _, future in batch[len(answers) :]:

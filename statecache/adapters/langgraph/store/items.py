@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _STATES_PER_COMMIT = 250
 _COMMIT_BYTES_MAX = 12 * 1024 * 1024
-_NAMES_PER_READ = 500
+_NAMES_PER_READ = 250
 _ATTEMPTS_MAX = 20
 
 
@@ -68,14 +68,18 @@ def last_of_each(puts: Iterable[Put]) -> list[Put]:
 def get_items(asked: Sequence[GetOp], read: ReadMode) -> Plan[list[Item | None]]:
     """Return the items that are asked for, and renew those that last as long as they are read."""
     names = [item_name(one.namespace, one.key) for one in asked]
-    found: dict[str, State[Document] | None] = {}
-    wanted = [*dict.fromkeys(names)]
-    for at in range(0, len(wanted), _NAMES_PER_READ):
-        found |= yield from call("get_many", wanted[at : at + _NAMES_PER_READ], read=read)
+    found = yield from _found([*dict.fromkeys(names)], read)
     renewing = {name for name, one in zip(names, asked, strict=True) if one.refresh_ttl}
     yield from renew(state for name, state in found.items() if state is not None and name in renewing)
     first = {name: at for at, name in reversed([*enumerate(names)])}
     return [_own(found[name], again=first[name] != at) for at, name in enumerate(names)]
+
+
+def _found(names: Sequence[str], read: ReadMode) -> Plan[dict[str, State[Document] | None]]:
+    found: dict[str, State[Document] | None] = {}
+    for at in range(0, len(names), _NAMES_PER_READ):
+        found |= yield from call("get_many", names[at : at + _NAMES_PER_READ], read=read)
+    return found
 
 
 def _own(state: State[Document] | None, *, again: bool) -> Item | None:
@@ -94,8 +98,9 @@ def put_items(puts: Sequence[Put]) -> Plan[list[StateCacheError | None]]:
     for one in puts:
         groups.setdefault(group_of(one.name), []).append(one)
     commits = [some for members in groups.values() for some in _in_commits(members)]
+    known = yield from _found([one.name for one in puts], "local")
     hindered: dict[str, StateCacheError] = {}
-    for some, answer in zip(commits, (yield from together([_commit(some) for some in commits])), strict=True):
+    for some, answer in zip(commits, (yield from together([_commit(some, known) for some in commits])), strict=True):
         if answer is not None:
             hindered |= {one.name: answer for one in some}
     return [hindered.get(one.name) for one in puts]
@@ -114,10 +119,9 @@ def _in_commits(puts: Iterable[Put]) -> list[list[Put]]:
     return parts
 
 
-def _commit(puts: Sequence[Put]) -> Plan[None]:
+def _commit(puts: Sequence[Put], known: Mapping[str, State[Document] | None]) -> Plan[None]:
     for attempt in range(_ATTEMPTS_MAX):
-        names = [one.name for one in puts]
-        found = yield from call("get_many", names, read="primary" if attempt else "local")
+        found = (yield from _found([one.name for one in puts], "primary")) if attempt else known
         blind = attempt == _ATTEMPTS_MAX - 1
         try:
             yield from call("commit", [_write(one, found, blind=blind) for one in puts])

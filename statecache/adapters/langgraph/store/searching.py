@@ -66,7 +66,8 @@ def search_items(search: Search, vector: Sequence[float] | None) -> Plan[list[Se
 
 def _newest(search: Search) -> Plan[list[tuple[State[Document], float | None]]]:
     end = search.offset + search.limit
-    limit = end if search.is_told else max(end * _GROWTH, _READ_MIN)
+    most = end + ITEMS_COMPARED_MAX
+    limit = end if search.is_told else min(max(end * _GROWTH, _READ_MIN), most + 1)
     while True:
         states = yield from search.states("newest", limit)
         found = sorted(filter(search.meets, states), key=_age, reverse=True)
@@ -74,8 +75,8 @@ def _newest(search: Search) -> Plan[list[tuple[State[Document], float | None]]]:
             break
         if len(found) >= end and updated_at(found[end - 1]) >= states[-1].updated_at:
             break
-        _refuse_too_many(len(states), end + ITEMS_COMPARED_MAX)
-        limit *= _GROWTH
+        _refuse_too_many(len(states), most)
+        limit = min(limit * _GROWTH, most + 1)
     return [(state, None) for state in found[search.offset : end]]
 
 

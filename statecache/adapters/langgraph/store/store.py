@@ -37,10 +37,12 @@ if TYPE_CHECKING:
 
     from statecache import Durability, ReadMode
 
-_BATCH_MAX = 500
-_GETTING_MAX = 4
+_GETS_PER_BATCH = 500
+_GETTING_MAX = 2
+_PUTS_PER_BATCH = 5000
+"""As many that those of a few hundred namespaces, mixed, are still few commits."""
 _LOOKING_MAX = 8
-_PUTTING_QUEUES = 8
+_PUTTING_QUEUES = 4
 """Puts of one namespace wait in one queue, so they are carried out in the order in which they were asked for."""
 
 
@@ -171,11 +173,10 @@ class StateCacheStore(BaseStore):
         """Do what `batch` does, in common batches with whatever else is awaited at the moment."""
         asked, queues = _Asked(ops, self._index), self._queues_of_loop()
         results: dict[int, Any] = {}
-        gets, looks = await asyncio.gather(
-            queues.gets.ask([*asked.gets.values()]), queues.looks.ask([*asked.looks.values()])
-        )
-        results |= zip(asked.gets, gets, strict=True)
-        results |= zip(asked.looks, looks, strict=True)
+        if asked.gets:
+            results |= zip(asked.gets, await queues.gets.ask([*asked.gets.values()]), strict=True)
+        if asked.looks:
+            results |= zip(asked.looks, await queues.looks.ask([*asked.looks.values()]), strict=True)
         if asked.puts:
             await queues.put([*asked.puts.values()])
         return [results.get(at) for at in range(asked.count)]
@@ -226,10 +227,10 @@ class _Queues:
 
     def __init__(self, clients: Clients, read: ReadMode, index: Index | None) -> None:
         self._clients, self._read, self._index = clients, read, index
-        self.gets: Queue[GetOp, Item | None] = Queue(self._get, batch_max=_BATCH_MAX, in_flight_max=_GETTING_MAX)
+        self.gets: Queue[GetOp, Item | None] = Queue(self._get, batch_max=_GETS_PER_BATCH, in_flight_max=_GETTING_MAX)
         self.looks: Queue[_Sought | ListNamespacesOp, Any] = Queue(self._look, batch_max=1, in_flight_max=_LOOKING_MAX)
         self._puts: list[Queue[Put, None]] = [
-            Queue(self._put, batch_max=_BATCH_MAX, in_flight_max=1) for _ in range(_PUTTING_QUEUES)
+            Queue(self._put, batch_max=_PUTS_PER_BATCH, in_flight_max=1) for _ in range(_PUTTING_QUEUES)
         ]
 
     async def put(self, puts: Sequence[Put]) -> None:
@@ -237,6 +238,10 @@ class _Queues:
         parts: dict[int, list[Put]] = {}
         for one in puts:
             parts.setdefault(crc32(group_of(one.name).encode()) % _PUTTING_QUEUES, []).append(one)
+        if len(parts) == 1:
+            ((at, part),) = parts.items()
+            await self._puts[at].ask(part)
+            return
         answers = await asyncio.gather(
             *(self._puts[at].ask(part) for at, part in parts.items()), return_exceptions=True
         )
