@@ -14,7 +14,7 @@ import statecache
 import statecache.testing
 from statecache._sync.feed import Changes, Watch
 from statecache._sync.until_stopped import UntilStopped
-from statecache.adapters.langgraph import StateCacheSaver
+from statecache.adapters.langgraph import StateCacheSaver, StateCacheStore
 from statecache.adapters.openai_agents import StateCacheSession
 from statecache.adapters.prometheus import PrometheusObserver
 from statecache.cli.app import app
@@ -116,14 +116,20 @@ def _adapters() -> Iterator[str]:
 
 
 def _langgraph() -> Iterator[str]:
-    """Yield the saver's sections; of each method, the one that is not awaited stands for both."""
-    yield f"## statecache.adapters.langgraph.StateCacheSaver\n\n{_prose(StateCacheSaver.__doc__)}"
-    yield f"`{_signature('StateCacheSaver', StateCacheSaver)}`"
-    made = StateCacheSaver.from_conn_string
-    yield f"### StateCacheSaver.from_conn_string\n\n`{_signature('from_conn_string', made)}`\n\n{_prose(made.__doc__)}"
-    for name, member in members(StateCacheSaver):
-        if name in vars(StateCacheSaver) and not member.__doc__.startswith("Do what"):
-            yield _member(name, member, of="StateCacheSaver.")
+    yield from _of_langgraph(StateCacheSaver)
+    yield from _of_langgraph(StateCacheStore)
+
+
+def _of_langgraph(kind: type[StateCacheSaver] | type[StateCacheStore]) -> Iterator[str]:
+    """Yield the sections of a saver or a store; of each method, the one that is not awaited stands for both."""
+    name = kind.__name__
+    yield f"## statecache.adapters.langgraph.{name}\n\n{_prose(kind.__doc__)}"
+    yield f"`{_signature(name, kind)}`"
+    made = kind.from_conn_string
+    yield f"### {name}.from_conn_string\n\n`{_signature('from_conn_string', made)}`\n\n{_prose(made.__doc__)}"
+    for member_name, member in members(kind):
+        if member_name in vars(kind) and not member.__doc__.startswith("Do what"):
+            yield _member(member_name, member, of=f"{name}.")
 
 
 def _openai_agents() -> Iterator[str]:

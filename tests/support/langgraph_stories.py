@@ -53,6 +53,21 @@ async def ids(saver: BaseCheckpointSaver[Any], which: RunnableConfig | None, **m
     return [one.config["configurable"]["checkpoint_id"] async for one in saver.alist(which, **more)]
 
 
+class Interfering:
+    """A view on which something happens just before a commit, so many times."""
+
+    def __init__(self, view: Any, interfere: Any, times: int = 1) -> None:
+        self.view, self.interfere, self.left, self.commits = view, interfere, times, 0
+
+    def __getattr__(self, verb: str) -> Any:
+        if verb == "commit":
+            self.commits += 1
+            if self.left:
+                self.left -= 1
+                self.interfere(self.view)
+        return getattr(self.view, verb)
+
+
 class Conversation(TypedDict):
     messages: Annotated[list[str], operator.add]
     count: int

@@ -19,26 +19,11 @@ from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, put
 from statecache.adapters.langgraph.reading import get_tuple
 from statecache.adapters.langgraph.values import Serde
 from statecache.testing import memory
-from tests.support.langgraph_stories import METADATA, checkpoint
+from tests.support.langgraph_stories import METADATA, Interfering, checkpoint
 
 SERDE = Serde(JsonPlusSerializer())
 PLACE = Place("42")
 LARGE = "x" * 20_000
-
-
-class Interfering:
-    """A view on which something happens just before a commit, so many times."""
-
-    def __init__(self, view: Any, interfere: Any, times: int = 1) -> None:
-        self.view, self.interfere, self.left, self.commits = view, interfere, times, 0
-
-    def __getattr__(self, verb: str) -> Any:
-        if verb == "commit":
-            self.commits += 1
-            if self.left:
-                self.left -= 1
-                self.interfere(self.view)
-        return getattr(self.view, verb)
 
 
 def test_a_channel_that_came_and_went_meanwhile_is_named_at_its_real_version() -> None:
@@ -194,8 +179,9 @@ def test_without_the_extra_one_line_says_what_is_missing() -> None:
         "except ConfigurationError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    what = "a checkpointer for LangGraph needs the package langgraph-checkpoint. pip install 'statecache[langgraph]'"
-    assert done.stdout == f"The configuration does not fit: {what}\n"
+    what = "a checkpointer or a store for LangGraph needs the package langgraph-checkpoint."
+    hint = "pip install 'statecache[langgraph]'"
+    assert done.stdout == f"The configuration does not fit: {what} {hint}\n"
 
 
 def test_importing_statecache_loads_nothing_of_langgraph() -> None:

@@ -1,4 +1,4 @@
-"""A checkpointer for LangGraph: what an agent's threads hold, hot in Redis and durable in Postgres.
+"""A checkpointer and a store for LangGraph: what an agent's threads hold, and what outlasts them.
 
     from statecache.adapters.langgraph import StateCacheSaver
 
@@ -17,6 +17,15 @@ A thread is a group, so what belongs to one checkpoint is one commit: all of it 
                      ^ the namespace of a subgraph, `-` for the graph itself
 
 All are JSON. What is plain data can be read there; anything else is what LangGraph's serializer makes of it, in base64.
+
+    from statecache.adapters.langgraph import StateCacheStore
+
+    with StateCacheStore.from_conn_string(redis_url=…, postgres_url=…) as store:
+        graph = builder.compile(checkpointer=saver, store=store)
+        store.put(("users", "ada"), "prefs", {"theme": "dark"})
+
+    langgraph-store/users.ada/prefs        an item; all of one namespace are a group
+
 It needs the extra `statecache[langgraph]`.
 """
 
@@ -28,10 +37,11 @@ try:
     import langgraph.checkpoint.base  # noqa: F401
 except ModuleNotFoundError as missing:
     raise ConfigurationError(
-        "a checkpointer for LangGraph needs the package langgraph-checkpoint",
+        "a checkpointer or a store for LangGraph needs the package langgraph-checkpoint",
         hint="pip install 'statecache[langgraph]'",
     ) from missing
 
 from statecache.adapters.langgraph.saver import StateCacheSaver
+from statecache.adapters.langgraph.store.store import StateCacheStore
 
-__all__ = ["StateCacheSaver"]
+__all__ = ["StateCacheSaver", "StateCacheStore"]

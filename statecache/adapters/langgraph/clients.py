@@ -1,7 +1,7 @@
-"""The clients behind a saver: threads use one, each event loop has its own.
+"""The clients behind a saver or a store: threads use one, each event loop has its own.
 
-    made from settings    a StateCache for what is called without await, an AsyncStateCache for each event loop; the
-                          saver makes them when they are first needed, and closes them
+    made from settings    a StateCache for what is called without await, an AsyncStateCache for each event loop; they
+                          are made when they are first needed, and closed with the saver or the store
     a StateCache          is used for all; what is awaited runs in threads
     an AsyncStateCache    belongs to one event loop; other threads wait for what runs in that one
 
@@ -30,8 +30,11 @@ T = TypeVar("T")
 class Clients:
     """Carries out plans, from threads and from event loops."""
 
-    def __init__(self, cache: StateCache | AsyncStateCache | Settings, namespace: str, policy: dict[str, Any]) -> None:
-        self._namespace, self._policy = namespace, policy
+    def __init__(
+        self, cache: StateCache | AsyncStateCache | Settings, namespace: str, policy: dict[str, Any], *,
+        of: str = "saver", awaited: str = "aput, aget_tuple",
+    ) -> None:  # fmt: skip
+        self._namespace, self._policy, self._of, self._awaited = namespace, policy, of, awaited
         self._mutex = Lock()
         self._settings = cache if isinstance(cache, Settings) else None
         self._made: list[StateCache] = []
@@ -43,7 +46,7 @@ class Clients:
         self._closed = False
         self._closing: list[asyncio.Task[None]] = []
         if not isinstance(cache, (StateCache, AsyncStateCache, Settings)):
-            raise UsageError(f"a saver stands on a StateCache or an AsyncStateCache, not on a {type(cache).__name__}")
+            raise UsageError(f"a {of} stands on a StateCache or an AsyncStateCache, not on a {type(cache).__name__}")
         self._view_of(cache if not isinstance(cache, Settings) else None)
 
     def run(self, plan: Plan[T]) -> T:
@@ -53,13 +56,13 @@ class Clients:
         loop = self._loop
         if loop is None or not loop.is_running():
             raise UsageError(
-                "this saver stands on an AsyncStateCache whose event loop does not run",
+                f"this {self._of} stands on an AsyncStateCache whose event loop does not run",
                 hint="Await its asynchronous methods, or give it a StateCache, or settings.",
             )
         if _running() is loop:
             raise UsageError(
                 "a call that is not awaited would wait for its own event loop",
-                hint="Await the asynchronous one (aput, aget_tuple, …), as graph.ainvoke does, or call it in a thread.",
+                hint=f"Await the asynchronous one ({self._awaited}, …), as graph.ainvoke does, or call it in a thread.",
             )
         return asyncio.run_coroutine_threadsafe(self.arun(plan), loop).result()
 
@@ -83,7 +86,7 @@ class Clients:
             yield found
 
     def close(self) -> None:
-        """Close the clients that the saver has made, those of event loops that still run in these."""
+        """Close the clients that were made here, those of event loops that still run in these."""
         made, made_in = self._given_up()
         for loop, (_, begun) in made_in.items():
             if loop is _running():  # which cannot be waited for here
@@ -94,7 +97,7 @@ class Clients:
             one.close()
 
     async def aclose(self) -> None:
-        """Close the clients that the saver has made; of those in event loops, this one's and those that still run."""
+        """Close the clients that were made here; of those in event loops, this one's and those that still run."""
         made, made_in = self._given_up()
         for loop, (_, begun) in made_in.items():
             if loop is asyncio.get_running_loop():
@@ -146,7 +149,7 @@ class Clients:
 
     def _refuse_if_closed(self) -> None:
         if self._closed and self._settings is not None:
-            raise UsageError("the saver is closed")
+            raise UsageError(f"the {self._of} is closed")
 
 
 async def _closed_with_its_loop(client: AsyncStateCache) -> AsyncGenerator[None, None]:

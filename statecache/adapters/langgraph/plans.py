@@ -1,12 +1,14 @@
 """What a saver does, written once: generators that yield the verbs to be called, and get what these return.
 
 `run` calls the verbs of a `Namespace`, `arun` those of an `AsyncNamespace`. What a verb raises is raised where the plan
-called it, so plans catch conflicts as any code would. A plan that lists yields what it has found as `Found`.
+called it, so plans catch conflicts as any code would. A plan that lists yields what it has found as `Found`, and one
+that has plans carried out that have nothing to do with one another yields them `Together`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import asyncio
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from statecache import StateCacheError
@@ -33,8 +35,16 @@ class Found(NamedTuple):
     checkpoint: CheckpointTuple
 
 
-Plan = Generator[Call, Any, T]
-Listing = Generator[Call | Found, Any, None]
+class Together(NamedTuple):
+    """Plans to be carried out in any order; where calls are awaited, several at once."""
+
+    plans: Sequence[Plan[None]]
+
+
+Plan = Generator[Call | Together, Any, T]
+Listing = Generator[Call | Together | Found, Any, None]
+_TOGETHER_MAX = 4
+"""How many of the plans that have nothing to do with one another are carried out at once."""
 
 
 class Declined(Exception):
@@ -46,14 +56,18 @@ def call(verb: str, *arguments: Any, **options: Any) -> Plan[Any]:
     return (yield Call(verb, arguments, options))
 
 
+def together(plans: Sequence[Plan[None]]) -> Plan[list[StateCacheError | None]]:
+    """Have all plans carried out, and return for each what it raised, or None."""
+    return (yield Together(plans)) if plans else []
+
+
 def run(view: Namespace[Any], plan: Plan[T]) -> T:
     """Carry out a plan with the verbs of a synchronous view."""
     try:
         asked = next(plan)
         while True:
             try:
-                result = getattr(view, asked.verb)(*asked.arguments, **asked.options)
-                answer = [*result] if asked.verb == "list" else result
+                answer = _answer(view, asked)
             except (StateCacheError, Declined) as error:
                 asked = plan.throw(error)
             else:
@@ -68,14 +82,45 @@ async def arun(view: AsyncNamespace[Any], plan: Plan[T]) -> T:
         asked = next(plan)
         while True:
             try:
-                result = getattr(view, asked.verb)(*asked.arguments, **asked.options)
-                answer = [state async for state in result] if asked.verb == "list" else await result
+                answer = await _aanswer(view, asked)
             except (StateCacheError, Declined) as error:
                 asked = plan.throw(error)
             else:
                 asked = plan.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+
+
+def _answer(view: Namespace[Any], asked: Call | Together) -> Any:
+    """Return what the verb returns that is called, or what plans have raised."""
+    if isinstance(asked, Together):
+        return [_raised(view, one) for one in asked.plans]
+    result = getattr(view, asked.verb)(*asked.arguments, **asked.options)
+    return [*result] if asked.verb == "list" else result
+
+
+async def _aanswer(view: AsyncNamespace[Any], asked: Call | Together) -> Any:
+    """Do what `_answer` does."""
+    if isinstance(asked, Together):
+        room = asyncio.Semaphore(_TOGETHER_MAX)
+        return await asyncio.gather(*(_araised(view, one, room) for one in asked.plans))
+    result = getattr(view, asked.verb)(*asked.arguments, **asked.options)
+    return [state async for state in result] if asked.verb == "list" else await result
+
+
+def _raised(view: Namespace[Any], plan: Plan[None]) -> StateCacheError | None:
+    try:
+        return run(view, plan)
+    except StateCacheError as error:
+        return error
+
+
+async def _araised(view: AsyncNamespace[Any], plan: Plan[None], room: asyncio.Semaphore) -> StateCacheError | None:
+    try:
+        async with room:
+            return await arun(view, plan)
+    except StateCacheError as error:
+        return error
 
 
 def until_found(listing: Listing) -> Plan[CheckpointTuple | None]:

@@ -1,0 +1,171 @@
+"""Getting and putting items: many in one exchange, and the puts of one namespace in one commit.
+
+A put keeps when its item was first put, so it is written over the state that was read. What was read may be old: then
+the commit conflicts, and the next attempt reads the primary. Whoever comes last wins, as in every store; where others
+are always in between, the last attempt is written over whatever is there.
+
+An item that lasts as long as it is read is renewed by a commit of its own when it is. Where that conflicts, somebody
+has put, renewed or deleted the item since, and nothing is left to be done.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+from statecache import Delete, NotFound, Set, State, StateCacheError, VersionConflict
+from statecache.adapters.langgraph.plans import Plan, call, together
+from statecache.adapters.langgraph.store.documents import (
+    Document,
+    document,
+    item,
+    lasts_s,
+    renewed,
+    size_of,
+    written_over,
+)
+from statecache.adapters.langgraph.store.names import group_of, item_name
+from statecache.adapters.langgraph.store.vectors import kept
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from langgraph.store.base import GetOp, Item, PutOp
+
+    from statecache import ReadMode
+    from statecache.adapters.langgraph.store.vectors import Index
+
+_STATES_PER_COMMIT = 250
+_COMMIT_BYTES_MAX = 12 * 1024 * 1024
+_NAMES_PER_READ = 250
+_ATTEMPTS_MAX = 20
+
+
+class Put:
+    """An item to be put, or to be deleted where its document is None; `texts` are those that it has vectors of."""
+
+    __slots__ = ("document", "name", "size", "texts")
+
+    def __init__(self, asked: PutOp, index: Index | None) -> None:
+        self.name = item_name(asked.namespace, asked.key)
+        self.document = None if asked.value is None else document(asked)
+        self.size = 0 if self.document is None else size_of(self.document)
+        self.texts = index.texts_of(asked) if index is not None else {}
+
+    def take(self, vectors: Mapping[str, Sequence[float]]) -> None:
+        """Take the vectors of its texts."""
+        if self.document is not None and self.texts:
+            mine = {path: kept(vectors[text]) for path, text in self.texts.items()}
+            self.document["vectors"] = mine
+            self.size += sum(map(len, mine.values()))
+
+
+def last_of_each(puts: Iterable[Put]) -> list[Put]:
+    """Return the puts without those that others follow of the same item."""
+    return [*{one.name: one for one in puts}.values()]
+
+
+def get_items(asked: Sequence[GetOp], read: ReadMode) -> Plan[list[Item | None]]:
+    """Return the items that are asked for, and renew those that last as long as they are read."""
+    names = [item_name(one.namespace, one.key) for one in asked]
+    found = yield from _found([*dict.fromkeys(names)], read)
+    renewing = {name for name, one in zip(names, asked, strict=True) if one.refresh_ttl}
+    yield from renew(state for name, state in found.items() if state is not None and name in renewing)
+    first = {name: at for at, name in reversed([*enumerate(names)])}
+    return [_own(found[name], again=first[name] != at) for at, name in enumerate(names)]
+
+
+def _found(names: Sequence[str], read: ReadMode) -> Plan[dict[str, State[Document] | None]]:
+    found: dict[str, State[Document] | None] = {}
+    for at in range(0, len(names), _NAMES_PER_READ):
+        found |= yield from call("get_many", names[at : at + _NAMES_PER_READ], read=read)
+    return found
+
+
+def _own(state: State[Document] | None, *, again: bool) -> Item | None:
+    """Return an item that nobody else holds; `again` says that somebody else has been given it."""
+    if state is None:
+        return None
+    given = item(state)
+    if again:
+        given.value = deepcopy(given.value)
+    return given
+
+
+def put_items(puts: Sequence[Put]) -> Plan[list[StateCacheError | None]]:
+    """Put items, each once, and return for each what hindered it, or None."""
+    groups: dict[str, list[Put]] = {}
+    for one in puts:
+        groups.setdefault(group_of(one.name), []).append(one)
+    commits = [some for members in groups.values() for some in _in_commits(members)]
+    known = yield from _found([one.name for one in puts], "local")
+    hindered: dict[str, StateCacheError] = {}
+    for some, answer in zip(commits, (yield from together([_commit(some, known) for some in commits])), strict=True):
+        if answer is not None:
+            hindered |= {one.name: answer for one in some}
+    return [hindered.get(one.name) for one in puts]
+
+
+def _in_commits(puts: Iterable[Put]) -> list[list[Put]]:
+    """Return the puts of one namespace in as many parts as it takes for each to be one commit."""
+    parts: list[list[Put]] = [[]]
+    size = 0
+    for one in puts:
+        if parts[-1] and (len(parts[-1]) == _STATES_PER_COMMIT or size + one.size > _COMMIT_BYTES_MAX):
+            parts.append([])
+            size = 0
+        parts[-1].append(one)
+        size += one.size
+    return parts
+
+
+def _commit(puts: Sequence[Put], known: Mapping[str, State[Document] | None]) -> Plan[None]:
+    for attempt in range(_ATTEMPTS_MAX):
+        found = (yield from _found([one.name for one in puts], "primary")) if attempt else known
+        blind = attempt == _ATTEMPTS_MAX - 1
+        try:
+            yield from call("commit", [_write(one, found, blind=blind) for one in puts])
+        except (VersionConflict, NotFound):
+            if blind:
+                raise
+        else:
+            return
+
+
+def _write(one: Put, found: Mapping[str, State[Document] | None], *, blind: bool) -> Set | Delete:
+    known = found[one.name]
+    expected: Any = ... if blind and (known is not None or one.document is not None) else known
+    if one.document is None:
+        return Delete(one.name, expected=expected)
+    return Set(one.name, written_over(one.document, known), expected=expected, ttl=lasts_s(one.document))
+
+
+def renew(states: Iterable[State[Document]]) -> Plan[None]:
+    """Let items last anew that last as long as they are read."""
+    groups: dict[str, list[State[Document]]] = {}
+    for state in states:
+        if "ttl" in state.value:
+            groups.setdefault(group_of(state), []).append(state)
+    plans = [
+        _renew(members[at : at + _STATES_PER_COMMIT])
+        for members in groups.values()
+        for at in range(0, len(members), _STATES_PER_COMMIT)
+    ]
+    for answer in (yield from together(plans)):
+        if answer is not None:
+            raise answer
+
+
+def _renew(states: Sequence[State[Document]]) -> Plan[None]:
+    left = {state.key: state for state in states}
+    while left:
+        sets = [
+            Set(key.partition("/")[2], renewed(state), expected=state, ttl=lasts_s(state.value))
+            for key, state in left.items()
+        ]
+        try:
+            yield from call("commit", sets, durability="memory")
+        except (VersionConflict, NotFound) as changed:
+            left.pop(changed.key)
+        else:
+            return

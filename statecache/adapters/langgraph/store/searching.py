@@ -1,0 +1,105 @@
+"""Searching items: the newest first, or the nearest to a query.
+
+Postgres compares what it can be told of a filter, and reads no more than the page needs. An item that reading has
+renewed is listed before its time, for its state is newer than its last put: so more is read until what has not been
+cannot belong to the page. What a filter says beyond that is compared here, and a query with all vectors, for so many
+items at most; for more a search is refused, for a part of what there is would be no answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from statecache import LimitExceeded
+from statecache.adapters.langgraph.plans import Plan, call
+from statecache.adapters.langgraph.store.documents import Document, namespace, search_item, updated_at
+from statecache.adapters.langgraph.store.filters import Wanted, refuse_negative
+from statecache.adapters.langgraph.store.items import renew
+from statecache.adapters.langgraph.store.names import range_of
+from statecache.adapters.langgraph.store.vectors import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from langgraph.store.base import SearchItem, SearchOp
+
+    from statecache import State
+
+ITEMS_COMPARED_MAX = 10_000
+"""How many items a search reads at most beyond what its page holds."""
+_READ_MIN = 100
+_GROWTH = 4
+
+
+class Search:
+    """What a search is for; it is refused here if it is none."""
+
+    def __init__(self, asked: SearchOp) -> None:
+        refuse_negative(asked.limit, asked.offset)
+        self.prefix = tuple(asked.namespace_prefix)
+        self.range = range_of(self.prefix)
+        self.wanted = Wanted(asked.filter)
+        self.limit, self.offset, self.refresh_ttl = asked.limit, asked.offset, asked.refresh_ttl
+        self.is_told = self.range.exact and self.wanted.is_told
+
+    def meets(self, state: State[Document]) -> bool:
+        """Return whether an item that was listed is meant."""
+        within = self.range.exact or namespace(state)[: len(self.prefix)] == self.prefix
+        return within and self.wanted.meets(state.value["value"])
+
+    def states(self, order: str, limit: int) -> Plan[list[State[Document]]]:
+        """Return the first states that Postgres takes for what is meant."""
+        return call(
+            "list", self.range.prefix, **self.range.options(), where=self.wanted.where, order=order, limit=limit
+        )
+
+
+def search_items(search: Search, vector: Sequence[float] | None) -> Plan[list[SearchItem]]:
+    """Return a page of the items that are meant: the nearest to a vector, or without one the newest."""
+    if search.limit == 0:
+        return []
+    page = yield from _newest(search) if vector is None else _nearest(search, vector)
+    if search.refresh_ttl:
+        yield from renew(state for state, _ in page)
+    return [search_item(state, score) for state, score in page]
+
+
+def _newest(search: Search) -> Plan[list[tuple[State[Document], float | None]]]:
+    end = search.offset + search.limit
+    most = end + ITEMS_COMPARED_MAX
+    limit = end if search.is_told else min(max(end * _GROWTH, _READ_MIN), most + 1)
+    while True:
+        states = yield from search.states("newest", limit)
+        found = sorted(filter(search.meets, states), key=_age, reverse=True)
+        if len(states) < limit:
+            break
+        if len(found) >= end and updated_at(found[end - 1]) >= states[-1].updated_at:
+            break
+        _refuse_too_many(len(states), most)
+        limit = min(limit * _GROWTH, most + 1)
+    return [(state, None) for state in found[search.offset : end]]
+
+
+def _nearest(search: Search, vector: Sequence[float]) -> Plan[list[tuple[State[Document], float | None]]]:
+    """Return the page of those that have vectors, by their scores, and behind these of those that have none."""
+    states = yield from search.states("newest", ITEMS_COMPARED_MAX + 1)
+    _refuse_too_many(len(states), ITEMS_COMPARED_MAX)
+    found = sorted(filter(search.meets, states), key=_age, reverse=True)
+    scores = [(state, nearest(vector, state.value.get("vectors", {}).values())) for state in found]
+    scored = sorted((one for one in scores if one[1] is not None), key=_score, reverse=True)
+    rest = [one for one in scores if one[1] is None]
+    return [*scored, *rest][search.offset : search.offset + search.limit]
+
+
+def _refuse_too_many(count: int, limit: int) -> None:
+    if count > limit:
+        hint = "Search under a longer prefix, or for members that equal something, which Postgres compares."
+        raise LimitExceeded("the number of items to be compared", actual=count, limit=limit, hint=hint)
+
+
+def _age(state: State[Document]) -> tuple[Any, str]:
+    return updated_at(state), state.key
+
+
+def _score(one: tuple[Any, float | None]) -> float:
+    return one[1] or 0.0

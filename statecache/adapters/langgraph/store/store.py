@@ -1,0 +1,288 @@
+"""The store: LangGraph's operations, each a plan that clients carry out, those of one event loop in batches."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Self
+from zlib import crc32
+
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    IndexConfig,
+    Item,
+    ListNamespacesOp,
+    Op,
+    PutOp,
+    Result,
+    SearchOp,
+    TTLConfig,
+    validate_op_namespace,
+)
+
+from statecache import AsyncStateCache, Settings, StateCache, UsageError
+from statecache.adapters.langgraph.clients import Clients
+from statecache.adapters.langgraph.plans import Plan, call
+from statecache.adapters.langgraph.store.batching import Queue
+from statecache.adapters.langgraph.store.items import Put, get_items, last_of_each, put_items
+from statecache.adapters.langgraph.store.names import group, group_of
+from statecache.adapters.langgraph.store.namespaces import list_namespaces
+from statecache.adapters.langgraph.store.searching import Search, search_items
+from statecache.adapters.langgraph.store.vectors import Index
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from langchain_core.embeddings import Embeddings
+
+    from statecache import Durability, ReadMode
+
+_GETS_PER_BATCH = 500
+_GETTING_MAX = 2
+_PUTS_PER_BATCH = 5000
+"""As many that those of a few hundred namespaces, mixed, are still few commits."""
+_LOOKING_MAX = 8
+_PUTTING_QUEUES = 4
+"""Puts of one namespace wait in one queue, so they are carried out in the order in which they were asked for."""
+
+
+class StateCacheStore(BaseStore):
+    """A LangGraph store on statecache: what agents remember across threads, hot in Redis and durable in Postgres.
+
+    `cache` is a `StateCache`, an `AsyncStateCache`, or `Settings`; without it settings come from STATECACHE_*
+    variables. On settings the store makes clients of its own, for threads and for each event loop, and closes them:
+    use it as a context manager, with `async` or without, or call `close` or `aclose`. A client that is given stays
+    open. `namespace` is that of all its states. `durability` is when a put counts as written, the setting without it.
+    `read` is how `get` reads: from the `primary`, or `local`, which may be as old as the near cache may be believed.
+
+    `index` and `ttl` are as LangGraph has them; items end without being swept, and are never read beyond their end. A
+    query is compared with the vectors of all items under its prefix, exactly, of at most 10,000.
+
+    What statecache raises is raised: `OutcomeUnknown` where it is not known whether a put was applied, which makes the
+    same put safe to repeat.
+    """
+
+    supports_ttl = True
+
+    def __init__(
+        self,
+        cache: StateCache | AsyncStateCache | Settings | None = None,
+        *,
+        namespace: str = "langgraph-store",
+        durability: Durability | None = None,
+        read: ReadMode = "primary",
+        index: IndexConfig | None = None,
+        ttl: TTLConfig | None = None,
+    ) -> None:
+        super().__init__()
+        if "/" in namespace:
+            raise UsageError(f"namespace={namespace!r} is of more than one segment: items would have no group")
+        self._namespace, self._read = namespace, read
+        self._index = Index(index) if index else None
+        self.ttl_config = ttl
+        policy = {"durability": durability, "read": read}
+        self._clients = Clients(
+            Settings() if cache is None else cache, namespace, policy, of="store", awaited="aput, aget"
+        )
+        self._queues: dict[asyncio.AbstractEventLoop, _Queues] = {}
+
+    @classmethod
+    def from_conn_string(
+        cls,
+        redis_url: str | None = None,
+        postgres_url: str | None = None,
+        *,
+        namespace: str = "langgraph-store",
+        durability: Durability | None = None,
+        read: ReadMode = "primary",
+        index: IndexConfig | None = None,
+        ttl: TTLConfig | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Return a store with clients of its own; what is not given comes from STATECACHE_* variables."""
+        given = {"redis_url": redis_url, "postgres_url": postgres_url, **settings}
+        told = Settings(**{name: value for name, value in given.items() if value is not None})
+        return cls(told, namespace=namespace, durability=durability, read=read, index=index, ttl=ttl)
+
+    @property
+    def index_config(self) -> IndexConfig | None:
+        """What `index=` said."""
+        return None if self._index is None else self._index.config
+
+    @property
+    def embeddings(self) -> Embeddings | None:
+        """What makes vectors, as LangChain has it; None without an index."""
+        return None if self._index is None else self._index.embeddings
+
+    def setup(self) -> None:
+        """Look whether Redis and Postgres can be used; raise what hinders that. `statecache migrate` sets them up."""
+        self._clients.run(_look())
+
+    async def asetup(self) -> None:
+        """Do what `setup` does."""
+        await self._clients.arun(_look())
+
+    def group_of(self, namespace: tuple[str, ...]) -> str:
+        """Return the key of the group that a namespace's items are of, as `erase` and `get_group_at` take it."""
+        return f"{self._namespace}/{group(tuple(namespace))}"
+
+    def close(self) -> None:
+        """Close the clients that the store has made."""
+        self._clients.close()
+
+    async def aclose(self) -> None:
+        """Do what `close` does."""
+        await self._clients.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Carry out operations, and return what each gives: first all that read, then the puts, the last of each item.
+
+        The puts of one namespace are one commit, up to 250 of them. Where a put fails, those of others may be written.
+        """
+        asked = _Asked(ops, self._index)
+        results: dict[int, Any] = {}
+        if asked.gets:
+            found = self._clients.run(get_items([*asked.gets.values()], self._read))
+            results |= zip(asked.gets, found, strict=True)
+        for at, one in asked.looks.items():
+            query = one.asked.query if isinstance(one, _Sought) else None
+            vector = self._index.embed_query(query) if query and self._index is not None else None
+            results[at] = self._clients.run(_looked(one, vector))
+        if asked.puts:
+            puts = last_of_each(asked.puts.values())
+            if self._index is not None and (texts := _texts(puts)):
+                _take(puts, texts, self._index.embed(texts))
+            for error in self._clients.run(put_items(puts)):
+                if error is not None:
+                    raise error
+        return [results.get(at) for at in range(asked.count)]
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """Do what `batch` does, in common batches with whatever else is awaited at the moment."""
+        asked, queues = _Asked(ops, self._index), self._queues_of_loop()
+        results: dict[int, Any] = {}
+        if asked.gets:
+            results |= zip(asked.gets, await queues.gets.ask([*asked.gets.values()]), strict=True)
+        if asked.looks:
+            results |= zip(asked.looks, await queues.looks.ask([*asked.looks.values()]), strict=True)
+        if asked.puts:
+            await queues.put([*asked.puts.values()])
+        return [results.get(at) for at in range(asked.count)]
+
+    def _queues_of_loop(self) -> _Queues:
+        loop = asyncio.get_running_loop()
+        if loop not in self._queues:
+            for ended in [one for one in [*self._queues] if one.is_closed()]:
+                self._queues.pop(ended, None)
+            self._queues[loop] = _Queues(self._clients, self._read, self._index)
+        return self._queues[loop]
+
+
+class _Sought:
+    """A search that was asked for, with what it is for."""
+
+    __slots__ = ("asked", "search")
+
+    def __init__(self, asked: SearchOp) -> None:
+        self.asked, self.search = asked, Search(asked)
+
+
+class _Asked:
+    """Operations by their places, checked: what gets items, what looks for items or namespaces, and what puts."""
+
+    def __init__(self, ops: Iterable[Op], index: Index | None) -> None:
+        self.gets: dict[int, GetOp] = {}
+        self.looks: dict[int, _Sought | ListNamespacesOp] = {}
+        self.puts: dict[int, Put] = {}
+        self.count = 0
+        for at, op in enumerate(ops):
+            validate_op_namespace(op)
+            if isinstance(op, GetOp):
+                self.gets[at] = op
+            elif isinstance(op, PutOp):
+                self.puts[at] = Put(op, index)
+            elif isinstance(op, SearchOp):
+                self.looks[at] = _Sought(op)
+            elif isinstance(op, ListNamespacesOp):
+                self.looks[at] = op
+            else:
+                raise ValueError(f"Unknown operation type: {type(op)}")
+            self.count = at + 1
+
+
+class _Queues:
+    """What one event loop asks of a store."""
+
+    def __init__(self, clients: Clients, read: ReadMode, index: Index | None) -> None:
+        self._clients, self._read, self._index = clients, read, index
+        self.gets: Queue[GetOp, Item | None] = Queue(self._get, batch_max=_GETS_PER_BATCH, in_flight_max=_GETTING_MAX)
+        self.looks: Queue[_Sought | ListNamespacesOp, Any] = Queue(self._look, batch_max=1, in_flight_max=_LOOKING_MAX)
+        self._puts: list[Queue[Put, None]] = [
+            Queue(self._put, batch_max=_PUTS_PER_BATCH, in_flight_max=1) for _ in range(_PUTTING_QUEUES)
+        ]
+
+    async def put(self, puts: Sequence[Put]) -> None:
+        """Put items, and raise the first error once all have been tried."""
+        parts: dict[int, list[Put]] = {}
+        for one in puts:
+            parts.setdefault(crc32(group_of(one.name).encode()) % _PUTTING_QUEUES, []).append(one)
+        if len(parts) == 1:
+            ((at, part),) = parts.items()
+            await self._puts[at].ask(part)
+            return
+        answers = await asyncio.gather(
+            *(self._puts[at].ask(part) for at, part in parts.items()), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+
+    async def _get(self, asked: list[GetOp]) -> list[Item | None]:
+        return await self._clients.arun(get_items(asked, self._read))
+
+    async def _look(self, asked: list[_Sought | ListNamespacesOp]) -> list[Any]:
+        found: list[Any] = []
+        for one in asked:
+            query = one.asked.query if isinstance(one, _Sought) else None
+            vector = await self._index.aembed_query(query) if query and self._index is not None else None
+            found.append(await self._clients.arun(_looked(one, vector)))
+        return found
+
+    async def _put(self, asked: list[Put]) -> list[Any]:
+        puts = last_of_each(asked)
+        if self._index is not None and (texts := _texts(puts)):
+            _take(puts, texts, await self._index.aembed(texts))
+        hindered = await self._clients.arun(put_items(puts))
+        by_name = {one.name: error for one, error in zip(puts, hindered, strict=True)}
+        return [by_name[one.name] for one in asked]
+
+
+def _look() -> Plan[None]:
+    yield from call("get", "setup/look", read="primary")
+
+
+def _looked(one: _Sought | ListNamespacesOp, vector: Sequence[float] | None) -> Plan[Any]:
+    return search_items(one.search, vector) if isinstance(one, _Sought) else list_namespaces(one)
+
+
+def _texts(puts: Iterable[Put]) -> list[str]:
+    """Return the texts to be embedded, each once."""
+    return [*dict.fromkeys(text for one in puts for text in one.texts.values())]
+
+
+def _take(puts: Iterable[Put], texts: Sequence[str], vectors: Sequence[Sequence[float]]) -> None:
+    by_text = dict(zip(texts, vectors, strict=True))
+    for one in puts:
+        one.take(by_text)

@@ -1,0 +1,104 @@
+"""The vectors of items: which texts are embedded, how their vectors are kept, and how near they are to a query's.
+
+Vectors are kept with their item, so both are of one commit. A query is compared with every vector of every item that it
+may find, exactly, by cosine; an item's score is that of its nearest vector.
+"""
+
+from __future__ import annotations
+
+from array import array
+from base64 import b64decode, b64encode
+from math import sqrt
+from operator import mul
+from sys import byteorder
+from typing import TYPE_CHECKING, Any, cast
+
+from langgraph.store.base import ensure_embeddings, get_text_at_path, tokenize_path
+
+from statecache import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from langgraph.store.base import IndexConfig, PutOp
+
+_FLOAT = "f"
+_WHOLE = "$"
+
+
+class Index:
+    """What a store's `index=` says: who embeds, of how many dimensions the vectors are, and which fields have some."""
+
+    def __init__(self, config: IndexConfig) -> None:
+        self.config = config.copy()
+        if not isinstance(config.get("dims"), int) or "embed" not in config:
+            raise UsageError("index= needs `dims`, the number of dimensions, and `embed`, which makes the vectors")
+        self.embeddings = ensure_embeddings(config["embed"])
+        self._dims = config["dims"]
+        fields: Any = config.get("fields") or [_WHOLE]
+        self._fields: list[str] = [fields] if isinstance(fields, str) else [*fields]
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Return the vectors of texts, checked."""
+        return self._checked(texts, self.embeddings.embed_documents([*texts]))
+
+    async def aembed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Do what `embed` does."""
+        return self._checked(texts, await self.embeddings.aembed_documents([*texts]))
+
+    def embed_query(self, text: str) -> list[float]:
+        """Return the vector of a query, checked."""
+        return self._checked([text], [self.embeddings.embed_query(text)])[0]
+
+    async def aembed_query(self, text: str) -> list[float]:
+        """Do what `embed_query` does."""
+        return self._checked([text], [await self.embeddings.aembed_query(text)])[0]
+
+    def texts_of(self, put: PutOp) -> dict[str, str]:
+        """Return the texts of an item that are embedded, by path; a number follows where a path leads to several."""
+        if put.value is None or put.index is False:
+            return {}
+        found: dict[str, str] = {}
+        for path in self._fields if put.index is None else put.index:
+            texts = get_text_at_path(dict(put.value), path if path == _WHOLE else tokenize_path(path))
+            found |= {f"{path}.{at}" if len(texts) > 1 else path: text for at, text in enumerate(texts)}
+        return found
+
+    def _checked(self, texts: Sequence[str], vectors: Sequence[Sequence[float]]) -> list[list[float]]:
+        if len(vectors) != len(texts):
+            raise UsageError(f"`embed` made {len(vectors)} vectors of {len(texts)} texts")
+        for one in vectors:
+            if len(one) != self._dims:
+                raise UsageError(f"`embed` made a vector of {len(one)} dimensions, and `dims` is {self._dims}")
+        return [[*map(float, one)] for one in vectors]
+
+
+def kept(vector: Sequence[float]) -> str:
+    """Return a vector as it is kept."""
+    return b64encode(_swapped(array(_FLOAT, vector)).tobytes()).decode()
+
+
+def nearest(query: Sequence[float], vectors: Iterable[str]) -> float | None:
+    """Return the greatest cosine of a query and vectors as they are kept; None where there are none."""
+    length = _length(query)
+    return max((_cosine(query, length, _of(one)) for one in vectors), default=None)
+
+
+def _of(text: str) -> Sequence[float]:
+    return cast("Sequence[float]", _swapped(array(_FLOAT, b64decode(text))))
+
+
+def _swapped(numbers: array[float]) -> array[float]:
+    """Return the numbers with the least byte first, or as they are used here: the other way round, if at all."""
+    if byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def _cosine(query: Sequence[float], length: float, vector: Sequence[float]) -> float:
+    lengths = length * _length(vector)
+    return sum(map(mul, query, vector)) / lengths if lengths and len(query) == len(vector) else 0.0
+
+
+def _length(vector: Sequence[float]) -> float:
+    return sqrt(sum(map(mul, vector, vector)))
