@@ -1,4 +1,4 @@
-"""Worker processes and migrations for embedded servers, run as an operator would run them.
+"""Worker processes for embedded servers, run as an operator would run them, and their migration.
 
 A worker is ready when it has logged a line with `"event":"ready"`; its log stays in the servers' folder.
 """
@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from statecache.clock import monotonic
-from statecache.errors import Unavailable
-from statecache.settings import process_environment
-from statecache.testing.process import LOG_TAIL_BYTES_MAX, Process, spawn, until
+from statecache.errors import StateCacheError, Unavailable
+from statecache.settings import Settings, process_environment
+from statecache.testing.process import Process, spawn, until
 
 READY_S = 60.0
 STOP_S = 60.0
-MIGRATE_S = 120.0
 STATECACHE = (sys.executable, "-m", "statecache")
 
 _READY = re.compile(rb'"event":\s*"ready"')
@@ -106,15 +104,12 @@ def _is_ready(process: Process) -> bool:
 
 
 def migrate(environment: Mapping[str, str]) -> None:
-    """Run `statecache migrate`; raise Unavailable with the end of its output where it fails."""
-    done = subprocess.run(
-        [*STATECACHE, "migrate"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-        timeout=MIGRATE_S,
-        env=process_environment() | dict(environment),
-    )
-    if done.returncode:
-        written = (done.stdout + done.stderr)[-LOG_TAIL_BYTES_MAX:].decode("utf-8", "replace").strip()
-        raise Unavailable("migrate", detail=f"it ended with status {done.returncode} and wrote: {written}")
+    """Do what `statecache migrate` does, in this process; raise Unavailable with what it would say where it fails."""
+    from statecache.concurrency import THREADS, run
+    from statecache.core.postgres.migrate import migrate as migrate_schema
+
+    given = {name.removeprefix("STATECACHE_").lower(): value for name, value in environment.items()}
+    try:
+        run(migrate_schema(Settings(**given), io=THREADS))
+    except StateCacheError as error:
+        raise Unavailable("migrate", detail=str(error)) from error

@@ -42,7 +42,10 @@ if sys.argv[1] == "worker":
 DEV = f"""
 import pathlib, sys
 from statecache.testing import dev_servers, workers
+def migrate(environment):
+    assert environment["STATECACHE_REDIS_URL"] and environment["STATECACHE_POSTGRES_URL"]
 workers.STATECACHE = (sys.executable, "-c", {STAND_IN!r})
+dev_servers.migrate = migrate
 dev_servers.SYSTEM_DATA = pathlib.Path(sys.argv[3])
 from statecache.dev import run_dev
 from statecache.errors import StateCacheError

@@ -17,6 +17,7 @@ from statecache.testing.leftovers import clear, kill_recorded
 from statecache.testing.process import Process, descendants, identity, spawn, until, wait_for_end
 
 ROOT = Path(__file__).resolve().parents[2]
+NOBODY = "127.0.0.1:1"
 WAIT_S = 20.0
 FAMILY = """
 import os, subprocess, sys
@@ -181,7 +182,15 @@ def test_a_worker_that_dies_at_its_start_shows_the_end_of_its_log(tmp_path: Path
         broken.start(1)
 
 
-@pytest.mark.usefixtures("fake_command")
-def test_a_failed_migration_shows_what_it_wrote() -> None:
-    with pytest.raises(Unavailable, match="status 1 and wrote: no way to Postgres"):
-        workers.migrate({"STATECACHE_BROKEN": "1"})
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"STATECACHE_POSTGRES_URL": f"postgresql://{NOBODY}/x"}, f"Postgres is unavailable.*{NOBODY}"),
+        ({"STATECACHE_SHARDS": "none"}, "shards: must be a whole number"),
+        ({"STATECACHE_SHARD": "8"}, "shard: there is no such setting"),
+    ],
+)
+def test_a_failed_migration_says_why(wrong: dict[str, str], said: str) -> None:
+    nowhere = {"STATECACHE_REDIS_URL": f"redis://{NOBODY}/0", "STATECACHE_TIMEOUT_S": "5"}
+    with pytest.raises(Unavailable, match=said):
+        workers.migrate(nowhere | wrong)
