@@ -111,7 +111,7 @@ async def test_a_server_that_falls_silent_costs_no_more_than_the_timeout(
     assert monotonic() - started < 1.0 + GRACE_S
 
 
-@pytest.mark.parametrize("at", [b"Gives the last state of each asked key", b"begin_epoch("])
+@pytest.mark.parametrize("at", [b"Gives those of the asked keys that have a state", b"begin_epoch("])
 async def test_a_postgres_that_falls_silent_costs_no_more_than_the_timeout(
     make_client: MakeClient, settings: Settings, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace, at: bytes
 ) -> None:
