@@ -172,7 +172,7 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
         end = view.end_of(timeout)
         target = await self._target(key, version, checkpoint, position, time, whole=False, end=end)
         found, value = await self._runtime.history.read_at(key, target.point, end=end)
-        return self._state(target.reached(found), value, type) if found.op == "set" else None
+        return self._state(found, value, type) if target.reached(found).op == "set" else None
 
     async def get_group_at(
         self,

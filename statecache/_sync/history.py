@@ -175,7 +175,7 @@ class History(VerbGroup[D], Generic[D]):
         end = view.end_of(timeout)
         target = run(self._target(key, version, checkpoint, position, time, whole=False, end=end))
         found, value = run(self._runtime.history.read_at(key, target.point, end=end))
-        return self._state(target.reached(found), value, type) if found.op == "set" else None
+        return self._state(found, value, type) if target.reached(found).op == "set" else None
 
     def get_group_at(
         self,

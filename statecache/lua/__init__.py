@@ -1,7 +1,7 @@
 """Scripts live in files, in folders by what they are for; this module reads them.
 
-A script's name is its file's stem, unique among all folders, and its metric's label. What several scripts do alike
-stands beside the folders; a line `-- include name` is replaced by it.
+A script's name is its file's stem, unique among all folders, and its metric's label. What several scripts do alike,
+and a part of a long one, stands beside the folders; a line `-- include name` is replaced by it.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import statecache.testing
 from statecache._sync.feed import Changes, Watch
 from statecache._sync.until_stopped import UntilStopped
 from statecache.adapters.langgraph import StateCacheSaver, StateCacheStore
+from statecache.adapters.langgraph.clients import OnClients
 from statecache.adapters.openai_agents import StateCacheSession
 from statecache.adapters.prometheus import PrometheusObserver
 from statecache.cli.app import app
@@ -128,7 +129,7 @@ def _of_langgraph(kind: type[StateCacheSaver] | type[StateCacheStore]) -> Iterat
     made = kind.from_conn_string
     yield f"### {name}.from_conn_string\n\n`{_signature('from_conn_string', made)}`\n\n{_prose(made.__doc__)}"
     for member_name, member in members(kind):
-        if member_name in vars(kind) and not member.__doc__.startswith("Do what"):
+        if member_name in vars(kind) | vars(OnClients) and not member.__doc__.startswith("Do what"):
             yield _member(member_name, member, of=f"{name}.")
 
 

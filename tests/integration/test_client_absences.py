@@ -15,16 +15,11 @@ from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, rows
 from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
-from tests.support.dirtiness import evict
 from tests.support.fault_proxy import FaultProxy
+from tests.support.misses import ABSENT, ASKS, KEY, LOOKS, evict_clean, hold_at
 
 pytestmark = pytest.mark.counts_seconds
 
-KEY = "runs/42"
-ASKS, LOOKS = b"Gives the last state of each asked key", b"Gives those of the asked keys that have a state"
-"""Bytes of the statements that read states from Postgres, and that look whether there are any; and of no others."""
-ABSENT = b"Installs that states are absent"
-"""Bytes of the script that does."""
 
 Psql = psycopg.Connection[Any]
 
@@ -41,22 +36,11 @@ def slow(make_client: MakeClient, settings: Settings, postgres_proxy: FaultProxy
     return make_client(through(settings, postgres=postgres_proxy))
 
 
-def _evict(redis_raw: Any, keys: KeySpace, key: str = KEY) -> None:
-    """Evict a clean state, as Redis does for room."""
-    assert evict(redis_raw, keys, key)
-
-
-async def _as_coroutine(call: Any) -> Any:
-    return await call
-
-
 async def test_who_found_nothing_in_an_earlier_epoch_installs_no_absence(
     slow: AsyncStateCache, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
 ) -> None:
     """It looks again, and this Postgres is still in that epoch."""
-    fault = postgres_proxy.arm("hold_reply", at=LOOKS)
-    reading = asyncio.create_task(_as_coroutine(slow.get(KEY, timeout=1.0)))
-    await fault.wait()
+    fault, reading = await hold_at(postgres_proxy, LOOKS, slow.get(KEY, timeout=1.0))
     redis_raw.hincrby(keys.meta(keys.shard(KEY)), "epoch", 1)
     fault.release()
     with pytest.raises(Unavailable, match="holds less than was flushed"):
@@ -68,9 +52,7 @@ async def test_who_found_nothing_in_an_earlier_epoch_installs_no_absence(
 async def test_a_create_is_not_undone_by_a_slow_reader_that_found_nothing(
     slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
 ) -> None:
-    fault = postgres_proxy.arm("hold_reply", at=LOOKS)
-    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
-    await fault.wait()
+    fault, reading = await hold_at(postgres_proxy, LOOKS, slow.get(KEY))
     created = await cache.create(KEY, 1)
     fault.release()
     assert await reading == created
@@ -84,12 +66,10 @@ async def test_who_found_nothing_and_is_slow_installs_no_absence_over_what_was_f
     keys: KeySpace,
 ) -> None:  # fmt: skip
     """The watermark tells: it has moved since Postgres was read. So the key is looked for again."""
-    fault = postgres_proxy.arm("hold_reply", at=LOOKS)
-    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
-    await fault.wait()
+    fault, reading = await hold_at(postgres_proxy, LOOKS, slow.get(KEY))
     created = await cache.create(KEY, 1, assume_new=True)
     await flush(worker)
-    _evict(redis_raw, keys)
+    evict_clean(redis_raw, keys)
     fault.release()
     assert await reading == created
     assert (await cache.set(KEY, 2)).parent_change_id == created.change_id
@@ -101,9 +81,7 @@ async def test_who_found_nothing_waits_for_what_was_made_since_and_removed_by_ha
     keys: KeySpace,
 ) -> None:  # fmt: skip
     """It is dirty, and in neither tier: it is no absence."""
-    fault = postgres_proxy.arm("hold_reply", at=LOOKS)
-    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
-    await fault.wait()
+    fault, reading = await hold_at(postgres_proxy, LOOKS, slow.get(KEY))
     created = await cache.create(KEY, 1)
     redis_raw.unlink(keys.state(KEY))
     fault.release()
@@ -142,15 +120,13 @@ async def test_an_absence_that_is_installed_takes_the_token_of_a_slower_reader_a
     """The reader's first exchange was lost, so it took a token; nobody waits for that where nothing is to be read."""
     slow = make_client(through(settings, redis=proxy, postgres=postgres_proxy))
     lost = proxy.arm("drop_request", at=ABSENT)
-    fault = postgres_proxy.arm("hold_reply", at=ASKS)
-    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
-    await fault.wait()
+    fault, reading = await hold_at(postgres_proxy, ASKS, slow.get(KEY))
     hydrating = keys.hydrating(keys.shard(KEY))
     assert lost.struck
     assert redis_raw.hexists(hydrating, KEY)
     assert await cache.get(KEY) is None
     assert redis_raw.hkeys(hydrating) == [b"_"]
-    _evict(redis_raw, keys)
+    evict_clean(redis_raw, keys)
     fault.release()
     assert await reading is None
     assert not redis_raw.exists(keys.state(KEY))
@@ -175,12 +151,10 @@ async def test_who_found_nothing_and_is_slow_does_not_write_over_what_was_flushe
     slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any,
     keys: KeySpace, psql: Psql,
 ) -> None:  # fmt: skip
-    fault = postgres_proxy.arm("hold_reply", at=LOOKS)
-    writing = asyncio.create_task(_as_coroutine(slow.set(KEY, 2)))
-    await fault.wait()
+    fault, writing = await hold_at(postgres_proxy, LOOKS, slow.set(KEY, 2))
     created = await cache.create(KEY, 1, assume_new=True)
     await flush(worker)
-    _evict(redis_raw, keys)
+    evict_clean(redis_raw, keys)
     fault.release()
     assert (await writing).parent_change_id == created.change_id
     await flush(worker)
@@ -193,9 +167,7 @@ async def test_who_found_nothing_does_not_write_over_what_was_made_since_and_rem
     slow: AsyncStateCache, cache: AsyncStateCache, postgres_proxy: FaultProxy, worker: Worker, redis_raw: Any,
     keys: KeySpace, psql: Psql,
 ) -> None:  # fmt: skip
-    fault = postgres_proxy.arm("hold_reply", at=LOOKS)
-    writing = asyncio.create_task(_as_coroutine(slow.set(KEY, 2)))
-    await fault.wait()
+    fault, writing = await hold_at(postgres_proxy, LOOKS, slow.set(KEY, 2))
     created = await cache.create(KEY, 1)
     redis_raw.unlink(keys.state(KEY))
     fault.release()
@@ -210,9 +182,7 @@ async def test_who_found_nothing_does_not_write_over_what_was_made_since_and_rem
 async def test_who_found_nothing_in_an_earlier_epoch_writes_nothing_on_that_word(
     slow: AsyncStateCache, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace
 ) -> None:
-    fault = postgres_proxy.arm("hold_reply", at=LOOKS)
-    writing = asyncio.create_task(_as_coroutine(slow.set(KEY, 1, timeout=1.0)))
-    await fault.wait()
+    fault, writing = await hold_at(postgres_proxy, LOOKS, slow.set(KEY, 1, timeout=1.0))
     redis_raw.hincrby(keys.meta(keys.shard(KEY)), "epoch", 1)
     fault.release()
     with pytest.raises(Unavailable, match="holds less than was flushed"):
@@ -227,10 +197,8 @@ async def test_a_word_that_postgres_holds_nothing_counts_for_the_keys_that_were_
     """One of two states was there and is evicted meanwhile: its change is continued."""
     first = await cache.set(KEY, 1)
     await flush(worker)
-    fault = postgres_proxy.arm("hold_reply", at=LOOKS)
-    writing = asyncio.create_task(_as_coroutine(slow.commit([Set(KEY, 2), Set(f"{KEY}/new", 2)])))
-    await fault.wait()
-    _evict(redis_raw, keys)
+    fault, writing = await hold_at(postgres_proxy, LOOKS, slow.commit([Set(KEY, 2), Set(f"{KEY}/new", 2)]))
+    evict_clean(redis_raw, keys)
     fault.release()
     states = await writing
     assert {state.key: state.version for state in states} == {KEY: 2, f"{KEY}/new": 1}
@@ -251,7 +219,7 @@ async def test_a_repeat_of_a_first_write_is_known_again(
     assert lost.struck
     assert written.version == 1
     await flush(worker)
-    _evict(redis_raw, keys)
+    evict_clean(redis_raw, keys)
     assert await client.set(KEY, 1, change_id=written.change_id) == written
     await flush(worker)
     assert rows(psql, "SELECT version FROM change WHERE key = %s", KEY) == [(1,)]

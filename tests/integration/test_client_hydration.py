@@ -17,16 +17,11 @@ from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, rows
 from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
-from tests.support.dirtiness import evict
 from tests.support.fault_proxy import FaultProxy
+from tests.support.misses import ABSENT, ASKS, KEY, LOOKS, as_coroutine, evict_clean, hold_at
 
 pytestmark = pytest.mark.counts_seconds
 
-KEY = "runs/42"
-ASKS, LOOKS = b"Gives the last state of each asked key", b"Gives those of the asked keys that have a state"
-"""Bytes of the statements that read states from Postgres, and that look whether there are any; and of no others."""
-ABSENT = b"Installs that states are absent"
-"""Bytes of the script that does."""
 
 Psql = psycopg.Connection[Any]
 
@@ -43,20 +38,11 @@ def slow(make_client: MakeClient, settings: Settings, postgres_proxy: FaultProxy
     return make_client(through(settings, postgres=postgres_proxy))
 
 
-def _evict(redis_raw: Any, keys: KeySpace, key: str = KEY) -> None:
-    """Evict a clean state, as Redis does for room."""
-    assert evict(redis_raw, keys, key)
-
-
-async def _as_coroutine(call: Any) -> Any:
-    return await call
-
-
 async def _evicted(cache: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace, key: str = KEY) -> Any:
     """Return a state that Postgres holds and Redis does not."""
     written = await cache.set(key, 1)
     await flush(worker)
-    _evict(redis_raw, keys, key)
+    evict_clean(redis_raw, keys, key)
     cache._runtime.near.drop()
     return written
 
@@ -68,14 +54,12 @@ async def test_a_slow_reader_does_not_put_an_old_version_over_a_newer_one(
 ) -> None:  # fmt: skip
     first = await cache.set(KEY, 1)
     await flush(worker)
-    _evict(redis_raw, keys)
-    fault = postgres_proxy.arm("hold_reply", at=ASKS)
-    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
-    await fault.wait()
+    evict_clean(redis_raw, keys)
+    fault, reading = await hold_at(postgres_proxy, ASKS, slow.get(KEY))
     second = await cache.set(KEY, 2)
     assert (second.version, second.parent_change_id) == (2, first.change_id)
     await flush(worker)
-    _evict(redis_raw, keys)
+    evict_clean(redis_raw, keys)
     fault.release()
     assert await reading == first
     assert not redis_raw.exists(keys.state(KEY))
@@ -90,9 +74,7 @@ async def test_a_slow_reader_of_an_earlier_epoch_installs_nothing(
     keys: KeySpace,
 ) -> None:  # fmt: skip
     first = await _evicted(cache, worker, redis_raw, keys)
-    fault = postgres_proxy.arm("hold_reply", at=ASKS)
-    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
-    await fault.wait()
+    fault, reading = await hold_at(postgres_proxy, ASKS, slow.get(KEY))
     redis_raw.hincrby(keys.meta(keys.shard(KEY)), "epoch", 1)
     fault.release()
     assert await reading == first
@@ -106,9 +88,7 @@ async def test_a_slow_reader_installs_nothing_behind_a_gate_that_closed_meanwhil
 ) -> None:  # fmt: skip
     """Whoever opens it may have looked already at what is stale: nobody would look at what comes now."""
     first = await _evicted(cache, worker, redis_raw, keys) if there else None
-    fault = postgres_proxy.arm("hold_reply", at=ASKS if there else LOOKS)
-    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
-    await fault.wait()
+    fault, reading = await hold_at(postgres_proxy, ASKS if there else LOOKS, slow.get(KEY))
     _close_the_gate(redis_raw, keys)
     fault.release()
     assert await reading == first
@@ -134,7 +114,7 @@ async def test_a_gate_that_closes_before_the_token_is_taken_stays_closed_for_who
     first = await _evicted(cache, worker, redis_raw, keys) if there else None
     client = make_client(through(settings, redis=proxy))
     taken = proxy.arm("hold_request", at=script("hydrate_begin" if there else "hydrate_absent").text[:40].encode())
-    reading = asyncio.create_task(_as_coroutine(client.get(KEY)))
+    reading = asyncio.create_task(as_coroutine(client.get(KEY)))
     await taken.wait()
     _close_the_gate(redis_raw, keys)
     taken.release()
@@ -165,10 +145,8 @@ async def test_a_slow_reader_leaves_alone_what_was_put_back_by_hand_meanwhile(
     await cache.set(KEY, 1)
     await flush(worker)
     held = redis_raw.dump(keys.state(KEY))
-    _evict(redis_raw, keys)
-    fault = postgres_proxy.arm("hold_reply", at=ASKS)
-    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
-    await fault.wait()
+    evict_clean(redis_raw, keys)
+    fault, reading = await hold_at(postgres_proxy, ASKS, slow.get(KEY))
     redis_raw.restore(keys.state(KEY), 0, held)
     redis_raw.hset(keys.state(KEY), "writer", "by hand")
     fault.release()
@@ -184,13 +162,11 @@ async def test_a_commit_takes_the_token_of_a_slow_reader_away(
     """Its writer vouched that the key is new, so it took no token of its own in the reader's place."""
     slow = make_client(through(settings, redis=proxy, postgres=postgres_proxy))
     lost = proxy.arm("drop_request", at=ABSENT)
-    fault = postgres_proxy.arm("hold_reply", at=ASKS)
-    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
-    await fault.wait()
+    fault, reading = await hold_at(postgres_proxy, ASKS, slow.get(KEY))
     assert lost.struck
     created = await cache.create(KEY, 1, assume_new=True)
     await flush(worker)
-    _evict(redis_raw, keys)
+    evict_clean(redis_raw, keys)
     fault.release()
     assert await reading is None
     assert not redis_raw.exists(keys.state(KEY))
@@ -204,10 +180,8 @@ async def test_a_young_token_is_waited_for_and_postgres_is_asked_once(
     state = await _evicted(cache, worker, redis_raw, keys)
     patient = through(settings, redis=proxy, postgres=postgres_proxy).model_copy(update={"hydrate_token_s": 30.0})
     slow = make_client(patient)
-    fault = postgres_proxy.arm("hold_reply", at=ASKS)
-    first = asyncio.create_task(_as_coroutine(slow.get(KEY)))
-    await fault.wait()
-    others = [asyncio.create_task(_as_coroutine(slow.get(KEY))) for _ in range(5)]
+    fault, first = await hold_at(postgres_proxy, ASKS, slow.get(KEY))
+    others = [asyncio.create_task(as_coroutine(slow.get(KEY))) for _ in range(5)]
     while _times_read(proxy) < 6:  # so that each of them has missed it
         await asyncio.wait(others, timeout=0.02)
     fault.release()
@@ -243,7 +217,7 @@ async def test_what_was_brought_leaves_no_token_for_the_next_miss_to_wait_for(
     for _ in range(2):
         assert await client.get(KEY) is None
         assert redis_raw.hkeys(keys.hydrating(keys.shard(KEY))) == [b"_"]
-        _evict(redis_raw, keys)
+        evict_clean(redis_raw, keys)
 
 
 async def test_a_reader_that_fails_gives_its_token_back_and_no_other(
@@ -254,10 +228,10 @@ async def test_a_reader_that_fails_gives_its_token_back_and_no_other(
     state, _ = [await _evicted(cache, worker, redis_raw, keys, key) for key in (KEY, f"{KEY}/b")]
     assert await slow.get(f"{KEY}/connected") is None
     failing = postgres_proxy.arm("hold_reply", at=ASKS)
-    first = asyncio.create_task(_as_coroutine(slow.get(KEY, timeout=2.0)))
+    first = asyncio.create_task(as_coroutine(slow.get(KEY, timeout=2.0)))
     await failing.wait()
     held = postgres_proxy.arm("hold_reply", at=ASKS)
-    second = asyncio.create_task(_as_coroutine(slow.get(KEY)))
+    second = asyncio.create_task(as_coroutine(slow.get(KEY)))
     await held.wait()
     with pytest.raises(PostgresUnavailable, match="timeout"):
         await first
@@ -287,12 +261,12 @@ async def test_a_recreation_goes_on_from_the_tombstone_that_postgres_keeps(
     tombstone = await client.delete(KEY)
     assert tombstone is not None
     await flush(worker)
-    _evict(redis_raw, keys)
+    evict_clean(redis_raw, keys)
     assert await client.get(KEY) is None
     assert redis_raw.hmget(keys.state(KEY), "op", "version") == [b"delete", b"2"]
-    _evict(redis_raw, keys)
+    evict_clean(redis_raw, keys)
     assert await client.delete(KEY) is None
-    _evict(redis_raw, keys)
+    evict_clean(redis_raw, keys)
     again = await client.create(KEY, 3)
     assert (again.version, again.parent_change_id) == (3, tombstone.change_id)
     await flush(worker)
@@ -327,7 +301,7 @@ async def test_what_comes_back_is_what_was_there(
     written = await client.namespace("runs", encoding="msgpack").set("42", {"é": [1, None, "\0", 2**63]})
     before = redis_raw.hgetall(keys.state(KEY))
     await flush(worker)
-    _evict(redis_raw, keys)
+    evict_clean(redis_raw, keys)
     assert await client.get(KEY) == written
     assert redis_raw.hgetall(keys.state(KEY)) == before
     assert 0 < redis_raw.pttl(keys.state(KEY)) <= 7 * 86_400_000
@@ -343,7 +317,7 @@ async def test_a_repeat_is_recognised_in_a_state_that_came_back_from_postgres(
     for entries_stay in (True, False):
         if not entries_stay:
             redis_raw.xtrim(keys.changes(keys.shard(KEY)), maxlen=0, approximate=False)
-        _evict(redis_raw, keys)
+        evict_clean(redis_raw, keys)
         assert await client.set(KEY, 3, change_id=last.change_id) == last
         assert await client.set(KEY, 1, change_id=first.change_id) == first
         redis_raw.zrem(keys.unflushed(keys.shard(KEY)), KEY)

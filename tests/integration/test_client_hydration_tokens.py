@@ -16,18 +16,13 @@ from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, rows
 from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
-from tests.support.dirtiness import evict
 from tests.support.fault_proxy import FaultProxy, Kind
+from tests.support.misses import ABSENT, ASKS, BEGIN, INSTALL, KEY, LOOKS, as_coroutine, evict_clean, hold_at
 
 pytestmark = pytest.mark.counts_seconds
 
-KEY = "runs/42"
-ASKS, LOOKS = b"Gives the last state of each asked key", b"Gives those of the asked keys that have a state"
-"""Bytes of the statements that read states from Postgres, and that look whether there are any; and of no others."""
-BEGIN, INSTALL = b"Takes hydration tokens for", b"Installs what Postgres holds"
-"""Bytes of the scripts that take tokens and that use them."""
-ABSENT, PROVEN = b"Installs that states are absent", b"w1-"
-"""Bytes of the script that needs none, and of a commit to a key of which Postgres, in epoch 1, held nothing."""
+PROVEN = b"w1-"
+"""Bytes of a commit to a key of which Postgres, in epoch 1, held nothing."""
 WAIT_S = 5.0
 Psql = psycopg.Connection[Any]
 
@@ -44,21 +39,12 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("statecache.core.read.hydration._FORGET_S", 10.0)
 
 
-def _evict(redis_raw: Any, keys: KeySpace, key: str = KEY) -> None:
-    """Evict a clean state, as Redis does for room."""
-    assert evict(redis_raw, keys, key)
-
-
-async def _as_coroutine(call: Any) -> Any:
-    return await call
-
-
 @pytest.fixture
 async def evicted(cache: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace) -> None:
     """A state that Postgres holds and Redis does not."""
     await cache.set(KEY, 1)
     await flush(worker)
-    _evict(redis_raw, keys)
+    evict_clean(redis_raw, keys)
     cache._runtime.near.drop()
 
 
@@ -76,7 +62,7 @@ async def test_a_lost_exchange_of_a_hydration_is_made_again(
     lossy = make_client(through(settings, redis=proxy).model_copy(update={"hydrate_token_s": 30.0}))
     first = await cache.set(KEY, 1)
     await flush(worker)
-    _evict(redis_raw, keys)
+    evict_clean(redis_raw, keys)
     fault = proxy.arm(kind, at=at)
     if verb == "get":
         assert await lossy.get(KEY, timeout=WAIT_S) == first
@@ -114,7 +100,7 @@ async def test_an_install_of_an_absence_that_arrives_late_installs_nothing_old(
     assert late.struck
     created = await cache.create(KEY, 1)
     await flush(worker)
-    _evict(redis_raw, keys)
+    evict_clean(redis_raw, keys)
     late.release()
     await late.answered()
     assert not redis_raw.exists(keys.state(KEY))
@@ -126,7 +112,7 @@ async def test_who_is_cancelled_while_an_absence_is_installed_keeps_nobody_waiti
     held: AsyncStateCache, cache: AsyncStateCache, proxy: FaultProxy, redis_raw: Any, keys: KeySpace, verb: str
 ) -> None:
     fault = proxy.arm("hold_request", at=ABSENT if verb == "get" else PROVEN)
-    loading = asyncio.create_task(_as_coroutine(held.get(KEY) if verb == "get" else held.set(KEY, 0)))
+    loading = asyncio.create_task(as_coroutine(held.get(KEY) if verb == "get" else held.set(KEY, 0)))
     await fault.wait()
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -145,15 +131,15 @@ async def test_a_begin_that_arrives_late_lets_its_reader_install_nothing_old(
     slow = make_client(through(settings, redis=proxy, postgres=postgres_proxy))
     first = await cache.set(KEY, 1)
     await flush(worker)
-    _evict(redis_raw, keys)
+    evict_clean(redis_raw, keys)
     late = proxy.arm("hold_request", at=BEGIN)
     reading_slowly = postgres_proxy.arm("hold_reply", at=ASKS)
-    reading = asyncio.create_task(_as_coroutine(slow.get(KEY, timeout=8.0)))
+    reading = asyncio.create_task(as_coroutine(slow.get(KEY, timeout=8.0)))
     await reading_slowly.wait()
     assert late.struck
     second = await cache.set(KEY, 2)
     await flush(worker)
-    _evict(redis_raw, keys)
+    evict_clean(redis_raw, keys)
     late.release()
     await late.answered()
     assert redis_raw.hexists(keys.hydrating(keys.shard(KEY)), KEY)
@@ -182,7 +168,7 @@ async def test_who_is_cancelled_while_loading_gives_its_token_back(
     kind: Kind, at: bytes,
 ) -> None:  # fmt: skip
     fault = proxy.arm(kind, at=at)
-    loading = asyncio.create_task(_as_coroutine(held.get(KEY) if verb == "get" else held.set(KEY, 0)))
+    loading = asyncio.create_task(as_coroutine(held.get(KEY) if verb == "get" else held.set(KEY, 0)))
     await fault.wait()
     assert redis_raw.hexists(keys.hydrating(keys.shard(KEY)), KEY)
     loading.cancel()
@@ -229,7 +215,7 @@ async def test_an_absence_whose_install_is_refused_ahead_of_a_commit_is_installe
     client = make_client(through(settings, postgres=postgres_proxy))
     await client.set("runs/1", 1)
     looking = postgres_proxy.arm("hold_reply", at=LOOKS)
-    writing = asyncio.create_task(_as_coroutine(client.set("runs/1/more", 1)))
+    writing = asyncio.create_task(as_coroutine(client.set("runs/1/more", 1)))
     await looking.wait()
     redis_raw.script_flush()
     looking.release()
@@ -283,12 +269,10 @@ async def test_an_install_for_which_redis_has_no_memory_leaves_no_token(
     if there:
         state = await cache.set(KEY, 1)
         await flush(worker)
-        _evict(redis_raw, keys)
+        evict_clean(redis_raw, keys)
     patient = settings.model_copy(update={"hydrate_token_s": 30.0})
     slow = make_client(through(patient, postgres=postgres_proxy))
-    fault = postgres_proxy.arm("hold_reply", at=ASKS if there else LOOKS)
-    reading = asyncio.create_task(_as_coroutine(slow.get(KEY)))
-    await fault.wait()
+    fault, reading = await hold_at(postgres_proxy, ASKS if there else LOOKS, slow.get(KEY))
     kept = redis_raw.config_get("maxmemory", "maxmemory-policy")
     redis_raw.config_set("maxmemory-policy", "volatile-lru")
     redis_raw.config_set("maxmemory", 1)

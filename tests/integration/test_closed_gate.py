@@ -140,6 +140,22 @@ async def test_without_postgres_nothing_is_read_unless_stale_states_are_accepted
     assert (await client.get(KEY, read=read)) == found
 
 
+async def test_a_look_for_a_stale_state_that_the_end_cuts_off_hides_no_reason(
+    make_client: MakeClient, settings: Settings, shard: Shard, proxy: FaultProxy
+) -> None:
+    """The gate is why nothing is given, however little time is left for the last look."""
+    alone = settings.model_copy(update={"postgres_url": "postgresql://127.0.0.1:1/none", "stale_reads": True})
+    content = make_client(through(alone, redis=proxy))
+    assert (await _get(content, KEY, read="primary")).value == "old"
+    held = proxy.arm("hold_reply", at=b"HMGET\r\n")
+    held.then(proxy.freeze)
+    with pytest.raises(Unavailable, match=r"gate of shard .* is closed.*Redis is unavailable") as refused:
+        await content.get(GONE, read="primary", timeout=1)
+    assert held.struck
+    assert refused.value.reason == "epoch"
+    held.release()
+
+
 async def test_what_only_redis_holds_is_neither_given_nor_hidden(
     make_client: MakeClient, settings: Settings, shard: Shard
 ) -> None:

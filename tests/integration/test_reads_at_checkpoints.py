@@ -76,9 +76,12 @@ async def test_a_checkpoint_whose_change_is_not_there_any_more_gives_nothing(
     """The version that it names has another change than the one that it was made of."""
     made, _ = marked
     other = made.__class__(**{name: getattr(made, name) for name in made.__struct_fields__} | {"change_id": "another"})
-    for call in (client.get_at(KEY, checkpoint=other), client.diff(KEY, other)):
-        with pytest.raises(VersionNotFound, match="as the checkpoint names it"):
-            await call
+    deleted = made.__class__(**{name: getattr(other, name) for name in made.__struct_fields__} | {"version": 3})
+    await client.delete(KEY)
+    for asked in (other, deleted):
+        for call in (client.get_at(KEY, checkpoint=asked), client.diff(KEY, asked)):
+            with pytest.raises(VersionNotFound, match="as the checkpoint names it"):
+                await call
 
 
 async def test_a_checkpoint_of_a_deleted_state_is_none(client: AsyncStateCache, worker: Worker) -> None:

@@ -24,7 +24,7 @@ _BYTES_AT_ONCE = 128 * 1024
 
 
 class Made(NamedTuple):
-    """How a change is kept behind a value, and what the next one may build on."""
+    """How a change is kept behind a value, and what the next one may build on; it holds what its id stands for."""
 
     change: ChangeRecord
     behind: Parent | None
@@ -47,7 +47,7 @@ class ValuesAhead:
     def keep(self, change: ChangeRecord, parent: Parent | None) -> tuple[Kept, Parent]:
         """Return how a change is kept behind a value, and what the next change may build on."""
         made = self._made.get(id(change))
-        if made is not None and made.change is change and made.behind is parent:
+        if made is not None and made.behind is parent:
             return made.kept, made.after
         return keep(change, parent)
 

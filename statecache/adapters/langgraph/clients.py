@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from statecache import AsyncStateCache, Settings, StateCache, UsageError
-from statecache.adapters.langgraph.plans import Listing, Plan, arun, run, until_found
+from statecache.adapters.langgraph.plans import Listing, Plan, arun, call, run, until_found
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -150,6 +150,50 @@ class Clients:
     def _refuse_if_closed(self) -> None:
         if self._closed and self._settings is not None:
             raise UsageError(f"the {self._of} is closed")
+
+
+class OnClients:
+    """What a saver and a store have in common: clients, looked at by `setup`, and given back when it is closed."""
+
+    _clients: Clients
+
+    def setup(self) -> None:
+        """Look whether Redis and Postgres can be used; raise what hinders that. `statecache migrate` sets them up."""
+        self._clients.run(_look())
+
+    async def asetup(self) -> None:
+        """Do what `setup` does."""
+        await self._clients.arun(_look())
+
+    def close(self) -> None:
+        """Close the clients that were made here; one that was given stays open."""
+        self._clients.close()
+
+    async def aclose(self) -> None:
+        """Do what `close` does."""
+        await self._clients.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+
+def settings_of(redis_url: str | None, postgres_url: str | None, more: dict[str, Any]) -> Settings:
+    """Return settings; what is not given comes from STATECACHE_* variables."""
+    given = {"redis_url": redis_url, "postgres_url": postgres_url, **more}
+    return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+def _look() -> Plan[None]:
+    yield from call("get", "setup/look", read="primary")
 
 
 async def _closed_with_its_loop(client: AsyncStateCache) -> AsyncGenerator[None, None]:

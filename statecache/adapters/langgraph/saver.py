@@ -13,10 +13,10 @@ from langgraph.checkpoint.base import (
 
 from statecache import AsyncStateCache, Settings, StateCache, UsageError
 from statecache.adapters.langgraph import deltas, listing, putting, reading, threads, writing
-from statecache.adapters.langgraph.clients import Clients
+from statecache.adapters.langgraph.clients import Clients, OnClients, settings_of
 from statecache.adapters.langgraph.documents import config_of, write_documents
 from statecache.adapters.langgraph.names import Place
-from statecache.adapters.langgraph.plans import Listing, Plan, call
+from statecache.adapters.langgraph.plans import Listing, Plan
 from statecache.adapters.langgraph.values import Serde
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 STRATEGIES = ("keep_latest", "delete")
 
 
-class StateCacheSaver(BaseCheckpointSaver[str]):
+class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
     """A LangGraph checkpointer on statecache: threads are hot in Redis, and durable in Postgres.
 
     `cache` is a `StateCache`, an `AsyncStateCache`, or `Settings`; without it settings come from STATECACHE_*
@@ -76,41 +76,12 @@ class StateCacheSaver(BaseCheckpointSaver[str]):
         **settings: Any,
     ) -> Self:
         """Return a saver with clients of its own; what is not given comes from STATECACHE_* variables."""
-        given = {"redis_url": redis_url, "postgres_url": postgres_url, **settings}
-        told = Settings(**{name: value for name, value in given.items() if value is not None})
+        told = settings_of(redis_url, postgres_url, settings)
         return cls(told, namespace=namespace, durability=durability, serde=serde)
-
-    def setup(self) -> None:
-        """Look whether Redis and Postgres can be used; raise what hinders that. `statecache migrate` sets them up."""
-        self._clients.run(_look())
-
-    async def asetup(self) -> None:
-        """Do what `setup` does."""
-        await self._clients.arun(_look())
 
     def group_of(self, thread_id: str) -> str:
         """Return the key of the group that a thread's states are of, as `erase` and `get_group_at` take it."""
         return f"{self._namespace}/{Place(thread_id).thread}"
-
-    def close(self) -> None:
-        """Close the clients that the saver has made."""
-        self._clients.close()
-
-    async def aclose(self) -> None:
-        """Do what `close` does."""
-        await self._clients.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
 
     # Checkpoints.
 
@@ -265,10 +236,6 @@ class StateCacheSaver(BaseCheckpointSaver[str]):
 def _place(config: RunnableConfig) -> Place:
     configurable = config["configurable"]
     return Place(configurable["thread_id"], configurable.get("checkpoint_ns") or "")
-
-
-def _look() -> Plan[None]:
-    yield from call("get", "setup/look", read="primary")
 
 
 def _sequence(names: Sequence[str], what: str) -> Sequence[str]:

@@ -214,7 +214,10 @@ class Reader:
             why = f"Postgres holds an older state of {key!r}"
         except PostgresUnavailable as error:
             why = str(error)
-        stale = await self._unproven(key, end) if self._settings.stale_reads else None
+        try:
+            stale = await self._unproven(key, end) if self._settings.stale_reads else None
+        except RedisUnavailable as error:  # who looks again meets it; where no time is left for that, the gate is why
+            stale, why = None, f"{why}; {error}"
         return stale, Unavailable("epoch", detail=f"{closed}: {why}")
 
     async def _unproven(self, key: str, end: float) -> Record | None:

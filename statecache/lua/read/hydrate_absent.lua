@@ -24,31 +24,22 @@ local reached = head[1] == ARGV[2] and tonumber(ARGV[3]) >= flushed
 local answer = { 'OK', head[1] }
 for i = 4, #KEYS do
   local key, verdict = ARGV[i + 1], 'BEHIND'
-  local kind = redis.call('TYPE', KEYS[i]).ok
+-- include loadable
   if kind == 'hash' then
     verdict = 'PRESENT'
-    if redis.call('HEXISTS', KEYS[i], 'version') == 0 then return { 'FOREIGN', KEYS[i], 'fields are missing' } end
-  elseif kind ~= 'none' then
-    return { 'FOREIGN', KEYS[i], 'it is a ' .. kind }
-  else
-    local dirty = redis.pcall('ZSCORE', KEYS[2], key)
-    if error_of(dirty) then return { 'FOREIGN', KEYS[2], dirty.err } end
-    if dirty and tonumber(dirty) > flushed then
-      verdict = 'DIRTY'
-    elseif reached then
-      local standing = redis.pcall('HGET', KEYS[3], key)
-      if error_of(standing) then return { 'FOREIGN', KEYS[3], standing.err } end
-      verdict = 'ABSENT'
-      local refused = error_of(redis.pcall('HSET', KEYS[i], 'key', key, 'op', 'absent', 'value', '', 'version', '0',
-        'epoch', head[1], 'change_id', '', 'parent_change_id', '', 'position', '', 'encoding', '', 'schema', '',
-        'updated_at', '', 'writer', '', 'recent', ''))
-      if refused and not string.find(refused, 'OOM', 1, true) then return redis.error_reply(refused) end
-      if refused then
-        verdict = 'FULL'
-      else
-        redis.call('PEXPIRE', KEYS[i], ARGV[4])
-        if standing then redis.call('HDEL', KEYS[3], key) end -- of a reader who is slower
-      end
+  elseif dirty and tonumber(dirty) > flushed then
+    verdict = 'DIRTY'
+  elseif reached then
+    verdict = 'ABSENT'
+    local refused = error_of(redis.pcall('HSET', KEYS[i], 'key', key, 'op', 'absent', 'value', '', 'version', '0',
+      'epoch', head[1], 'change_id', '', 'parent_change_id', '', 'position', '', 'encoding', '', 'schema', '',
+      'updated_at', '', 'writer', '', 'recent', ''))
+    if refused and not string.find(refused, 'OOM', 1, true) then return redis.error_reply(refused) end
+    if refused then
+      verdict = 'FULL'
+    else
+      redis.call('PEXPIRE', KEYS[i], ARGV[4])
+      if standing then redis.call('HDEL', KEYS[3], key) end -- of a reader who is slower
     end
   end
   answer[#answer + 1] = verdict

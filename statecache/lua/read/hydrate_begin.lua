@@ -22,17 +22,10 @@ local answer, mine = { 'OK', head[1], head[3] or '0' }, {}
 for one in string.gmatch(ARGV[4], '%S+') do mine[one] = true end
 for i = 4, #KEYS do
   local key, verdict = ARGV[i + 1], 'TAKEN'
-  local kind = redis.call('TYPE', KEYS[i]).ok
+-- include loadable
   if kind == 'hash' then
     verdict = 'PRESENT'
-    if redis.call('HEXISTS', KEYS[i], 'version') == 0 then return { 'FOREIGN', KEYS[i], 'fields are missing' } end
-  elseif kind ~= 'none' then
-    return { 'FOREIGN', KEYS[i], 'it is a ' .. kind }
   else
-    local dirty = redis.pcall('ZSCORE', KEYS[2], key)
-    if error_of(dirty) then return { 'FOREIGN', KEYS[2], dirty.err } end
-    local standing = redis.pcall('HGET', KEYS[3], key)
-    if error_of(standing) then return { 'FOREIGN', KEYS[3], standing.err } end
     local others = standing and not mine[string.match(standing, '^[^|]*')]
     local deadline = others and tonumber(string.match(standing, '|(%d+)$'))
     if dirty and tonumber(dirty) > tonumber(head[3] or '-1') then

@@ -109,8 +109,8 @@ HOT = {
     "absence of what is dirty": Mutant(
         "a dirty state that was removed by hand is absent",
         "statecache/lua/read/hydrate_absent.lua",
-        "    if dirty and tonumber(dirty) > flushed then\n",
-        "    if false then\n",
+        "  elseif dirty and tonumber(dirty) > flushed then\n",
+        "  elseif false then\n",
         by="scenarios absent_by_hand",
     ),
     "absence behind a gate": Mutant(
@@ -123,7 +123,7 @@ HOT = {
     "absence and tokens": Mutant(
         "an absence leaves the token of a reader who read before it",
         "statecache/lua/read/hydrate_absent.lua",
-        "        if standing then redis.call('HDEL', KEYS[3], key) end -- of a reader who is slower\n",
+        "      if standing then redis.call('HDEL', KEYS[3], key) end -- of a reader who is slower\n",
         "",
         by="scenarios absent_and_token",
     ),

@@ -55,8 +55,8 @@ RETENTION = {
     "made ahead behind what is there": Mutant(
         "a value is a delta to what is read from a keyframe that was moved meanwhile",
         "workers/statecache_workers/values_ahead.py",
-        " and made.behind is parent:",
-        ":",
+        "if made is not None and made.behind is parent:",
+        "if made is not None:",
         by="scenarios made_ahead",
     ),
     "latest kept for pins": Mutant(

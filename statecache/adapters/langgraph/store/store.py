@@ -21,8 +21,8 @@ from langgraph.store.base import (
 )
 
 from statecache import AsyncStateCache, Settings, StateCache, UsageError
-from statecache.adapters.langgraph.clients import Clients
-from statecache.adapters.langgraph.plans import Plan, call
+from statecache.adapters.langgraph.clients import Clients, OnClients, settings_of
+from statecache.adapters.langgraph.plans import Plan
 from statecache.adapters.langgraph.store.batching import Queue
 from statecache.adapters.langgraph.store.items import Put, get_items, last_of_each, put_items
 from statecache.adapters.langgraph.store.names import group, group_of
@@ -46,7 +46,7 @@ _PUTTING_QUEUES = 4
 """Puts of one namespace wait in one queue, so they are carried out in the order in which they were asked for."""
 
 
-class StateCacheStore(BaseStore):
+class StateCacheStore(OnClients, BaseStore):
     """A LangGraph store on statecache: what agents remember across threads, hot in Redis and durable in Postgres.
 
     `cache` is a `StateCache`, an `AsyncStateCache`, or `Settings`; without it settings come from STATECACHE_*
@@ -100,8 +100,7 @@ class StateCacheStore(BaseStore):
         **settings: Any,
     ) -> Self:
         """Return a store with clients of its own; what is not given comes from STATECACHE_* variables."""
-        given = {"redis_url": redis_url, "postgres_url": postgres_url, **settings}
-        told = Settings(**{name: value for name, value in given.items() if value is not None})
+        told = settings_of(redis_url, postgres_url, settings)
         return cls(told, namespace=namespace, durability=durability, read=read, index=index, ttl=ttl)
 
     @property
@@ -114,37 +113,9 @@ class StateCacheStore(BaseStore):
         """What makes vectors, as LangChain has it; None without an index."""
         return None if self._index is None else self._index.embeddings
 
-    def setup(self) -> None:
-        """Look whether Redis and Postgres can be used; raise what hinders that. `statecache migrate` sets them up."""
-        self._clients.run(_look())
-
-    async def asetup(self) -> None:
-        """Do what `setup` does."""
-        await self._clients.arun(_look())
-
     def group_of(self, namespace: tuple[str, ...]) -> str:
         """Return the key of the group that a namespace's items are of, as `erase` and `get_group_at` take it."""
         return f"{self._namespace}/{group(tuple(namespace))}"
-
-    def close(self) -> None:
-        """Close the clients that the store has made."""
-        self._clients.close()
-
-    async def aclose(self) -> None:
-        """Do what `close` does."""
-        await self._clients.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Carry out operations, and return what each gives: first all that read, then the puts, the last of each item.
@@ -267,10 +238,6 @@ class _Queues:
         hindered = await self._clients.arun(put_items(puts))
         by_name = {one.name: error for one, error in zip(puts, hindered, strict=True)}
         return [by_name[one.name] for one in asked]
-
-
-def _look() -> Plan[None]:
-    yield from call("get", "setup/look", read="primary")
 
 
 def _looked(one: _Sought | ListNamespacesOp, vector: Sequence[float] | None) -> Plan[Any]:
