@@ -90,7 +90,7 @@ def test_checkpoints_are_left_out_for_what_they_name_is_not_taken_along(
     assert (dry["written"], dry["checkpoints"]) == (1, 4)
     done = cli("import", str(file))
     assert (done.status, done.out) == (0, "1 state written, 0 there already\n")
-    assert done.err == ("statecache: 4 checkpoints left out: what they name is in the history they were made in\n")
+    assert done.err == "statecache: 4 checkpoints left out: each names a point of a history that does not come along\n"
     assert sync_cache.checkpoints("runs/1") == []
     assert [state.key for state in sync_cache.list("runs/")] == ["runs/1"]
     assert sync_cache.checkpoint("runs/1", "at first").version == 5

@@ -194,7 +194,10 @@ def test_without_the_extra_one_line_says_what_is_missing() -> None:
         "except ConfigurationError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    what = "a checkpointer for LangGraph needs the package langgraph-checkpoint. pip install 'statecache[langgraph]'"
+    what = (
+        "a checkpointer for LangGraph needs the package langgraph-checkpoint. "
+        "pip install 'statecache[langgraph]' ('.[langgraph]' in a checkout)"
+    )
     assert done.stdout == f"The configuration does not fit: {what}\n"
 
 
