@@ -42,7 +42,7 @@ def test_each_begins_empty_and_flushes_what_is_written(deployments: Deployments,
 
 def test_a_test_waits_less_than_50_ms_for_one(deployments: Deployments) -> None:
     """The first one makes the schema; of the others one counts that is not slowed down by tests beside this one."""
-    waited_s = []
+    waited_s: list[float] = []
     while len(waited_s) < 2 or (waited_s[-1] >= 0.05 and len(waited_s) < 100):
         begun = monotonic()
         with deployments.fresh():
