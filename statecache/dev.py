@@ -182,7 +182,7 @@ def _elsewhere(kept: Kept) -> str:
     if kept.postgres_folder.parent != kept.folder:
         lines.append(
             f"Postgres has its data in {kept.postgres_folder}, for it cannot be run by root, and nobody else gets at "
-            f"{kept.folder}. They stay where that folder is deleted."
+            f"{kept.folder}. Deleting that folder deletes none of them."
         )
     for home, owner in kept.left_behind():
         lines += [

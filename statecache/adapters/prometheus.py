@@ -25,7 +25,8 @@ try:
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as missing:
     raise ConfigurationError(
-        "metrics for Prometheus need the package prometheus-client", hint="pip install 'statecache[metrics]'"
+        "metrics for Prometheus need the package prometheus-client",
+        hint="pip install 'statecache[metrics]' ('.[metrics]' in a checkout)",
     ) from missing
 
 if TYPE_CHECKING:

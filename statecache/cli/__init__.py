@@ -10,7 +10,7 @@ import sys
 
 from statecache.cli.exits import CONFIGURATION, INTERRUPTED
 
-NEEDS = "statecache: the command line needs typer and rich: pip install 'statecache[cli]'"
+NEEDS = "statecache: the command line needs typer and rich: pip install 'statecache[cli]' ('.[cli]' in a checkout)"
 
 
 def main() -> None:

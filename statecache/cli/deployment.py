@@ -12,7 +12,7 @@ import typer
 from statecache import __version__
 from statecache.cli.exits import OK
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_given, settings_of
-from statecache.cli.screen import counted, print_json
+from statecache.cli.screen import counted, print_json, say
 from statecache.errors import UsageError
 from statecache.settings import masked, unknown_variables
 from statecache.sql import CODE
@@ -61,9 +61,9 @@ def migrate(
     if report.shards_added:
         print(f"added {counted(report.shards_added, 'shard row')}")
     if report.shards_opened:
-        print(f"opened {counted(report.shards_opened, 'shard')} at {masked(settings.redis_url)}")
+        say(f"opened {counted(report.shards_opened, 'shard')} at {masked(settings.redis_url)}")
     if report.newer:
-        print(f"left alone what a newer release has applied: {', '.join(map(str, report.newer))}")
+        say(f"left alone what a newer release has applied: {', '.join(map(str, report.newer))}")
     if not report.did_something:
         print("nothing to do")
     return OK

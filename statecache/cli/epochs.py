@@ -10,7 +10,7 @@ import typer
 
 from statecache.cli.exits import OK
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, operator, settings_of
-from statecache.cli.screen import counted, print_json
+from statecache.cli.screen import counted, print_json, say
 from statecache.errors import Unavailable, UsageError
 from statecache.keys import KeySpace
 from statecache.settings import masked
@@ -114,7 +114,7 @@ def adopt_command(
         return OK
     for one in opened:
         found = f"{counted(one.dropped, 'state')} dropped, {counted(one.conflicts, 'conflict')}"
-        print(f"shard {one.shard}: epoch {one.epoch}, {found}")
+        say(f"shard {one.shard}: epoch {one.epoch}, {found}")
     if not opened:
         print("nothing to do: these shards are open")
     return OK

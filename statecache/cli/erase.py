@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ import typer
 from statecache.cli.asking import confirmed
 from statecache.cli.exits import FINDING, OK
 from statecache.cli.options import Actor, AsJson, PostgresUrl, Reason, RedisUrl, Yes, operator, settings_of
-from statecache.cli.screen import counted, plain, print_json, size_text
+from statecache.cli.screen import counted, plain, print_json, say, size_text, tell
 from statecache.keys import checked_group, checked_key
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def erase(
         if dry_run:
             return _would(known, as_json=as_json)
         if known.keys and not confirmed(f"{_named(known)} would be erased for good, with all history", yes=False):
-            print("statecache: nothing was erased", file=sys.stderr)
+            tell("nothing was erased")
             return FINDING
     more_facts: dict[str, Any] = {"actor": actor or operator(), "reason": reason, "group": group}
     proof = asyncio.run(_erase(settings, checked, more_facts))
@@ -83,9 +82,9 @@ def _would(known: Known, *, as_json: bool) -> int:
         print_json({"keys": sorted(known.keys), "branches": sorted(known.branches), "dry_run": True})
     else:
         for key in sorted(known.keys):
-            print(f"would be erased: {plain(key)}")
+            say(f"would be erased: {plain(key)}")
         for key in sorted(known.branches):
-            print(_stays(key))
+            say(_stays(key))
     return OK if known.keys else FINDING
 
 
@@ -108,13 +107,13 @@ def _facts(proof: Erasure) -> dict[str, Any]:
 
 
 def _tell(proof: Erasure) -> None:
-    print(f"erased: {', '.join(map(plain, proof.keys))}")
-    print(f"deleted at {', '.join(map(str, proof.positions))}, {proof.at.isoformat(timespec='seconds')}")
+    say(f"erased: {', '.join(map(plain, proof.keys))}")
+    say(f"deleted at {', '.join(map(str, proof.positions))}, {proof.at.isoformat(timespec='seconds')}")
     for one in proof.places:
         if one.rows:
             size = f", {size_text(one.bytes)}" if one.bytes else ""
             print(f"  {one.place:<12} {counted(one.rows, *_NOUNS[one.place == 'stream'])}{size}")
     for key in proof.branches:
-        print(_stays(key))
+        say(_stays(key))
     for what in proof.left:
-        print(f"it is still in: {what}")
+        say(f"it is still in: {what}")

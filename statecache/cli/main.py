@@ -18,7 +18,7 @@ import typer
 from statecache.cli.app import app
 from statecache.cli.error_text import facts_of, given_by, line_of, origin_told
 from statecache.cli.exits import FULL_DISK, INTERRUPTED, OK, USAGE, status_of
-from statecache.cli.screen import print_json
+from statecache.cli.screen import print_json, tell
 from statecache.errors import StateCacheError
 from statecache.settings import process_environment
 from statecache.testing.room import FULL
@@ -66,7 +66,7 @@ def _full(error: OSError) -> int:
     """Say on stderr alone that there is no room: stdout may be what is full."""
     _drop_stdout()
     where = f" ({error.filename})" if error.filename else ""
-    print(f"statecache: the output could not be written: {error.strerror}{where}.", file=sys.stderr)
+    tell(f"the output could not be written: {error.strerror}{where}.")
     return FULL_DISK
 
 
@@ -92,7 +92,7 @@ def _usage(error: Exception, arguments: Sequence[str]) -> int:
     if command.endswith(" set") and re.match(r"-[^-]", unknown):
         more = f" {_DASHED}"
     line = f"{message}{'' if message[-1:] in '.?!' else '.'}{more} See `{command} --help`."
-    print(f"statecache: {line}", file=sys.stderr)
+    tell(f"{line}")
     if "--json" in _options(arguments):
         print_json({"error": "UsageError", "message": line})
     return USAGE
@@ -118,7 +118,7 @@ def _told(error: Exception, arguments: Sequence[str], *, unexpected: bool = Fals
         line = f"statecache: unexpected {type(error).__name__}: {line.partition(': ')[2]}"
         line += " (`statecache --debug …` shows where)"
     line = origin_told(line, given=given_by(_options(arguments)))
-    print(line, file=sys.stderr)
+    tell(line.removeprefix("statecache: "))
     if "--json" in _options(arguments):
         print_json(facts_of(error) | {"message": line.removeprefix("statecache: ")})
     return status_of(error)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import getpass
 import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from statecache.cli.screen import plain
+from statecache.cli.screen import plain, tell
 from statecache.errors import UsageError
 from statecache.model import DURABILITIES, Durability
 from statecache.settings import Settings, unknown_variables
@@ -46,7 +45,7 @@ def settings_of(**given: Any) -> Settings:
     """
     if unknown := unknown_variables():
         told = [f"{plain(name)} (did you mean {meant}?)" if meant else plain(name) for name, meant in unknown.items()]
-        print(f"statecache: there is no setting {', '.join(told)}", file=sys.stderr)
+        tell(f"there is no setting {', '.join(told)}")
     return settings_given(**given)
 
 

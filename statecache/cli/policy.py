@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
@@ -14,7 +13,7 @@ import typer
 from statecache.cli.asking import confirmed
 from statecache.cli.exits import FINDING, OK
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, Yes, one_of, operator, settings_of
-from statecache.cli.screen import plain, print_json, print_table
+from statecache.cli.screen import plain, print_json, print_table, say, tell
 from statecache.errors import UsageError
 from statecache.keys import checked_namespace
 from statecache.model import LOCKINGS, Locking
@@ -134,7 +133,7 @@ def policy(
         asyncio.run(record_locking(settings, *_asked(wanted, locking, yes=yes)))
     given = (history, retention, retention_count)
     if given != (None, None, None) and not _changed(settings, wanted, *given, yes=yes):
-        print("statecache: nothing was changed", file=sys.stderr)
+        tell("nothing was changed")
         return FINDING
     found = [one for one in asyncio.run(recorded(settings)) if wanted in (None, one.namespace)]
     if as_json:
@@ -142,7 +141,7 @@ def policy(
     elif found:
         print_table(["namespace", "locking", "history", "recorded by", "at"], [_cells(one) for one in found])
     else:
-        print("nothing is recorded: locks are advisory, and all values of changes are kept")
+        say("nothing is recorded: locks are advisory, and all values of changes are kept")
     return FINDING if wanted is not None and not found else OK
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +10,7 @@ import typer
 from statecache.cli.asking import confirmed
 from statecache.cli.exits import FINDING, OK
 from statecache.cli.options import AsJson, PostgresUrl, Yes, settings_of
-from statecache.cli.screen import Counting, counted, plain, print_json, print_table, size_text
+from statecache.cli.screen import Counting, counted, plain, print_json, print_table, say, size_text, tell
 from statecache.keys import checked_namespace
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def prune(
         size = size_text(sum(one.bytes for one in would))
         what = f"{counted(values, 'value')} of changes, {size}, would go for good"
         if not confirmed(what, yes=False):
-            print("statecache: nothing was let go", file=sys.stderr)
+            tell("nothing was let go")
             return FINDING
     return _told(_run(settings, wanted, dry_run=False), wanted, dry_run=False, as_json=as_json)
 
@@ -73,10 +72,10 @@ def _told(outcomes: list[Outcome], namespace: str | None, *, dry_run: bool, as_j
         _table(outcomes)
     else:
         where = "of any namespace" if namespace is None else f"of {namespace!r}"
-        print(f"no policy lets values {where} go: `statecache policy` shows what is recorded")
+        say(f"no policy lets values {where} go: `statecache policy` shows what is recorded")
     for one in outcomes:
         for key, version, why in one.damaged:
-            print(f"statecache: left alone: {plain(key)}@{version}: {plain(why)}", file=sys.stderr)
+            tell(f"left alone: {plain(key)}@{version}: {plain(why)}")
     return FINDING if any(one.damaged for one in outcomes) or (namespace and not outcomes) else OK
 
 

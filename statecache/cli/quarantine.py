@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +20,7 @@ from statecache.cli.options import (
     operator,
     settings_of,
 )
-from statecache.cli.screen import counted, plain, print_json, print_table, size_text, time_text
+from statecache.cli.screen import counted, plain, print_json, print_table, size_text, tell, time_text
 from statecache.clock import wall
 from statecache.errors import UsageError
 from statecache.records import text_of
@@ -107,7 +106,7 @@ def show(
         if as_json:
             print_json({"id": id, "found": False})
         else:
-            print(f"statecache: {place} is not in quarantine", file=sys.stderr)
+            tell(f"{place} is not in quarantine")
         return FINDING
     fields = parked.fields()
     pairs = list(zip(fields[::2], fields[1::2], strict=False))
@@ -211,7 +210,7 @@ def _report(done: list[Done], verb: str, *, as_json: bool) -> int:
         return OK if whole else FINDING
     for one in done:
         if one.why == NOT_THERE:
-            print(f"statecache: {one.id} is not in quarantine", file=sys.stderr)
+            tell(f"{one.id} is not in quarantine")
             continue
         said = [f"{counted(len(keys), noun)} {what}" for keys, noun, what in (
             (one.unmarked, "key", "can be read again"), (one.mended, "gap", "closed"),

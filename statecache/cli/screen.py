@@ -11,13 +11,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import msgspec
 from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.highlighter import JSONHighlighter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -32,6 +32,8 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _RIGHT = frozenset({
     "version", "bytes", "age", "shards", "entries", "lag", "heartbeat", "writes", "count", "states", "oldest", "newest",
 })  # fmt: skip
+_WORD = re.compile(r"(?:`[^`\n]*`|\S)+")
+"""A word of a line; a command in backquotes is one."""
 _FOLDED_TO = 16
 """How narrow a column of a table may become on a terminal, in cells, where what stands in it is longer."""
 
@@ -90,6 +92,38 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def shortened(text: str, width: int) -> str:
+    """Cut text in its middle to that many cells: keys differ at their ends, and are told apart by them."""
+    if cell_len(text) <= width:
+        return text
+    behind = (width - 1) // 2
+    return f"{set_cell_size(text, width - 1 - behind)}…{set_cell_size(text[::-1], behind)[::-1]}"
+
+
+def folded(text: str | Iterable[str], width: int, gap: str = " ") -> str:
+    """Return words, or a text's, as lines no wider than that; a word that is wider stands alone, to be pasted whole."""
+    lines: list[str] = []
+    for word in _WORD.findall(text) if isinstance(text, str) else text:
+        if lines and cell_len(lines[-1]) + cell_len(gap) + cell_len(word) <= width:
+            lines[-1] += gap + word
+        else:
+            lines.append(word)
+    return "\n".join(lines)
+
+
+def tell(text: str) -> None:
+    """Print a line on stderr behind the command's name; a terminal gets it broken between words."""
+    line = f"statecache: {text}"
+    print(folded(line, console(on_stderr=True).width) if sys.stderr.isatty() else line, file=sys.stderr)
+
+
+def say(text: str | Sequence[str]) -> None:
+    """Print a sentence, or the parts of a line; a terminal gets it broken between words, or between parts."""
+    gap = " " if isinstance(text, str) else "  "
+    whole = text if isinstance(text, str) else gap.join(text)
+    print(folded(text, console().width, gap) if is_terminal() else whole)
+
+
 def styled(text: str, style: str) -> Text:
     """Return text in the colour of `ok`, `warning`, `error` or `note`."""
     return Text(text, style=_STYLES.get(style, style or "none"))
@@ -101,9 +135,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, styles
         for row in (columns, *rows):
             print("\t".join(plain(cell) for cell in row))
         return
-    shown = [[plain(cell) for cell in row] for row in rows]
-    widths = [max(map(cell_len, cells)) for cells in zip(columns, *shown, strict=True)]
-    screen, gaps = console(), 2 * len(columns)
+    screen, shown = console(), [[plain(cell) for cell in row] for row in rows]
+    widths = _widths(columns, shown)
+    if sum(widths) + 3 * len(columns) > screen.width:
+        columns, shown = _without_empty(columns, shown)
+        widths = _widths(columns, shown)
+    gaps = 2 * len(columns)
     if sum(min(width, _FOLDED_TO) for width in widths) + gaps > screen.width:
         _print_one_by_one(columns, shown, styles)
         return
@@ -119,6 +156,16 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, styles
     for at, row in enumerate(shown):
         table.add_row(*map(Text, row), style=_STYLES.get(styles[at], "") if styles else "")
     screen.print(table)
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(cell_len, cells)) for cells in zip(columns, *rows, strict=True)]
+
+
+def _without_empty(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Sequence[str], list[list[str]]]:
+    """Return a table without the columns in which nothing stands."""
+    kept = [at for at in range(len(columns)) if any(row[at] for row in rows)] if rows else [*range(len(columns))]
+    return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
 
 
 def _print_one_by_one(columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> None:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
+from rich.cells import cell_len
 from rich.text import Text
 
 from statecache.cli.connecting import client
 from statecache.cli.exits import OK
 from statecache.cli.options import PostgresUrl, RedisUrl, settings_of
-from statecache.cli.screen import console, is_terminal, plain, print_json
+from statecache.cli.screen import console, is_terminal, plain, print_json, shortened, tell
 from statecache.records import text_of
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _NAMES = (
     "kept",
 )
 _KEY_PART = 0.4
-"""How much of a terminal's width a key may take."""
+"""How much of a terminal's width a key may take where a value would have to be cut for more."""
 
 
 def tail(
@@ -83,7 +84,7 @@ async def _tail(settings: Settings, prefix: str, since: str | None, *, once: boo
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: that is how it ends
                 return OK
         if feed.begun:
-            print(f"statecache: go on with --since {plain(feed.cursor)!r}", file=sys.stderr)
+            tell(f"go on with --since {plain(feed.cursor)!r}")
     return OK
 
 
@@ -103,8 +104,10 @@ def line_of(change: Change[Any], width: int) -> str:
     """Return a change in one line of a terminal that is so many columns wide."""
     what = "deleted" if change.deleted else _value_text(change)
     late = "late " if change.late else ""
-    key = _cut(plain(change.key), max(12, int(width * _KEY_PART)))
-    return _cut(f"{change.at.astimezone():%H:%M:%S} {key} v{change.version} {late}{plain(what)}", width)
+    at, key, rest = f"{change.at.astimezone():%H:%M:%S}", plain(change.key), f"v{change.version} {late}{plain(what)}"
+    spare = width - cell_len(at) - cell_len(rest) - 2
+    key = shortened(key, max(12, int(width * _KEY_PART), spare))
+    return _cut(f"{at} {key} {rest}", width)
 
 
 def _value_text(change: Change[Any]) -> str:

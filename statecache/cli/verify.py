@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -12,7 +11,7 @@ import typer
 
 from statecache.cli.exits import FINDING, OK
 from statecache.cli.options import AsJson, PostgresUrl, settings_of
-from statecache.cli.screen import Counting, counted, plain, print_json
+from statecache.cli.screen import Counting, counted, plain, print_json, say, tell
 from statecache.keys import checked_prefix_of_list
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def verify(
         asyncio.run(_walk(settings_of(postgres_url=postgres_url), prefix, after, progress, as_json=as_json))
     except KeyboardInterrupt:
         if progress.after:
-            print(f"statecache: go on with --after {shlex.quote(plain(progress.after))}", file=sys.stderr)
+            tell(f"go on with --after {shlex.quote(plain(progress.after))}")
         raise
     counts = progress.counts
     assert counts is not None
@@ -88,7 +87,7 @@ def verify(
         rest = {"without a value": counts.not_kept, "without a hash yet": counts.unhashed, "erased": counts.erased}
         more = [f"{count:,} {what}" for what, count in rest.items() if count]
         judged = f"{counted(len(progress.faults), 'fault')}" if progress.faults else "whole"
-        print(f"{judged}: {', '.join([walked, *more])}")
+        say(f"{judged}: {', '.join([walked, *more])}")
     return FINDING if progress.faults else OK
 
 

@@ -78,7 +78,8 @@ def memory(**settings: Any) -> Memory:
         from statecache.errors import ConfigurationError
 
         raise ConfigurationError(
-            f"a client in memory needs {error.name}", hint="pip install 'statecache[memory]' brings it."
+            f"a client in memory needs {error.name}",
+            hint="pip install 'statecache[memory]' ('.[memory]' in a checkout) brings it.",
         ) from error
     return Memory(settings)
 

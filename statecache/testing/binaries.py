@@ -21,7 +21,10 @@ from statecache.testing.process import RunAs
 
 VERSION_S = 30.0
 
-_HINT = "Install the extra: pip install 'statecache[embedded]', or give the URLs of running servers."
+_HINT = (
+    "Install the extra: pip install 'statecache[embedded]' ('.[embedded]' in a checkout), or give the URLs of running "
+    "servers."
+)
 
 
 class PostgresInstall(msgspec.Struct, frozen=True):

@@ -128,7 +128,7 @@ def test_everything_is_killed_nothing_is_lost_and_the_servers_can_be_looked_into
     back = found["went_back"]
     first = [one["last"] for one in story["stretches"] if one["writer"] == story["stretches"][0]["writer"]]
     assert (back["key"], back["version"], back["branch"]) == (story["key"], first[-1], f"{story['key']}-b")
-    assert f"It goes back to version {back['version']}, and a branch goes another way from there:\n" in seen
+    assert f"It goes back to version {back['version']}; a branch goes another way:\n" in seen
     assert re.search(rf"^● +\d+ .*demo .*\(rollback to {back['version']}\)$", seen, re.MULTILINE)
     assert re.search(rf"^│ ● {back['branch']}@1 .*\(branch of @{back['version']}\)$", seen, re.MULTILINE)
 

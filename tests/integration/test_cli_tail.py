@@ -90,4 +90,8 @@ def test_a_line_is_as_wide_as_the_terminal_and_steers_nothing(width: int) -> Non
     assert len(long) == width
     assert long.endswith("…")
     assert " v7 " in long
+    keys = [f"jobs/{n}/steps/a-step-with-a-longer-name" for n in range(2)]
+    assert line_of(change(keys[1], {"n": 88}), width).endswith(f' {keys[1]} v7 {{"n":88}}')
+    apart = {line_of(change("runs/" + "k" * 300 + end, "x" * 300), width) for end in "ab"}
+    assert len(apart) == 2
     assert line_of(change("runs/\x1b[31m", 1), width).endswith(" runs/\\x1b[31m v7 1")

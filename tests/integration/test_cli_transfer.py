@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +82,31 @@ def test_what_was_exported_and_deleted_is_imported_as_it_was(
     assert cli("import", str(file)).out == "0 states written, 603 there already\n"
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_terminal_shows_how_far_each_has_come_and_clears_that_away(
+    cli: CommandLine, stored: dict[str, bytes], file: Path, width: int
+) -> None:
+    for arguments, doing in (
+        (["export", "runs/", "-o", str(file)], "exporting runs/"),
+        (["rm", "--prefix", "runs/", "--yes"], "deleting"),
+        (["import", str(file)], "importing"),
+    ):
+        screen, inside = pty.openpty()
+        done = subprocess.run(
+            [sys.executable, "-m", "statecache", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=inside, env=cli.environment() | {"COLUMNS": str(width)}, timeout=60, check=False,
+        )  # fmt: skip
+        os.close(inside)
+        seen = os.read(screen, 1 << 20).decode()
+        os.close(screen)
+        assert (done.returncode, doing in seen) == (0, True), seen
+        assert f"{len(stored)}" in seen
+        assert b"\x1b" not in done.stdout
+        assert max(map(len, re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)))) <= width
+        assert seen.rindex("\x1b[2K") > seen.rindex(doing), "the count is still there at the end"
+        assert "\x1b[?25l" not in seen or seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")
+
+
 def test_checkpoints_are_left_out_for_what_they_name_is_not_taken_along(
     cli: CommandLine, sync_cache: StateCache, file: Path, working: ThreadWorker
 ) -> None:
@@ -90,7 +120,7 @@ def test_checkpoints_are_left_out_for_what_they_name_is_not_taken_along(
     assert (dry["written"], dry["checkpoints"]) == (1, 4)
     done = cli("import", str(file))
     assert (done.status, done.out) == (0, "1 state written, 0 there already\n")
-    assert done.err == ("statecache: 4 checkpoints left out: what they name is in the history they were made in\n")
+    assert done.err == "statecache: 4 checkpoints left out: each names a point of a history that does not come along\n"
     assert sync_cache.checkpoints("runs/1") == []
     assert [state.key for state in sync_cache.list("runs/")] == ["runs/1"]
     assert sync_cache.checkpoint("runs/1", "at first").version == 5

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from statecache import AsyncStateCache, StateCache, Unavailable
@@ -21,3 +24,21 @@ async def test_a_refused_connect_is_told_as_such_to_tasks() -> None:
     with pytest.raises(Unavailable, match="Connection refused"):
         async with AsyncStateCache(redis_url="redis://127.0.0.1:1/0", postgres_url=NOBODY) as cache:
             await cache.get("runs/42")
+
+
+async def test_an_attempt_that_the_end_of_the_time_cut_off_hides_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    connects = 0
+
+    async def connect(*_: Any, **__: Any) -> Any:
+        nonlocal connects
+        connects += 1
+        if connects == 1:
+            raise ConnectionRefusedError(111, "Connection refused")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("asyncio.open_connection", connect)
+    url = "redis://127.0.0.1:1/0"
+    async with AsyncStateCache(redis_url=url, postgres_url=NOBODY, connect_timeout_s=5, timeout_s=5) as cache:
+        with pytest.raises(Unavailable, match="Connection refused"):
+            await cache.get("runs/42", read="primary", timeout=0.5)
+    assert connects == 2

@@ -294,6 +294,7 @@ def test_below_a_closed_home_of_root_the_data_of_postgres_go_where_it_can_reach_
     (data,) = system_data.glob("*/data")
     assert data.stat().st_uid != 0
     assert f"Postgres has its data in {data.parent}, " in dev.printed
+    assert "Deleting that folder deletes none of them." in dev.printed
     assert "Nothing leads" not in dev.printed
     assert dev.end() == (0, "")
     assert home.stat().st_mode & 0o777 == 0o700

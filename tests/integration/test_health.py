@@ -156,7 +156,7 @@ async def test_without_the_extra_the_page_says_what_it_needs(
     one = runner.Runner(settings)
     page: Page = runner._metrics(one.worker, one.pulse)()
     assert page.status == 501
-    assert b"pip install 'statecache[metrics]'" in page.body
+    assert b"pip install 'statecache[metrics]' ('.[metrics]' in a checkout)" in page.body
 
 
 async def test_poison_and_foreign_entries_and_gaps_and_forks_are_counted(

@@ -85,7 +85,8 @@ def test_without_the_extra_there_is_one_line(missing: str) -> None:
     assert done.returncode == 3
     assert done.stdout == ""
     assert done.stderr == (
-        "statecache: the inspector needs starlette, uvicorn and jinja2: pip install 'statecache[web]'\n"
+        "statecache: the inspector needs starlette, uvicorn and jinja2: "
+        "pip install 'statecache[web]' ('.[web]' in a checkout)\n"
     )
 
 

@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console
 
 from statecache.cli.options import operator
-from statecache.cli.screen import plain, print_table, size_text, time_text
+from statecache.cli.screen import plain, print_table, shortened, size_text, time_text
 from statecache.cli.status.attention import GATES
 from statecache.cli.status.command import _show, backlog_of, lag_of, overview_of
 from statecache.cli.status.rates import Looks
 from statecache.cli.status.sample import Server, Shard, WorkerSeen, from_redis, sample_of
 from statecache.cli.top.command import _once
-from statecache.cli.top.view import View, lines_of, shortened
+from statecache.cli.top.view import View, lines_of
 from statecache.errors import PostgresUnavailable
 from tests.support.screens import SETTINGS, drawn, sample
 
@@ -55,6 +55,25 @@ def test_a_table_is_as_wide_as_the_terminal_and_folds_only_what_is_long(
             [column, cell] for column, cell in zip(COLUMNS, ("runs/2", *ROW[1:]), strict=True)
         ]
         assert (lines[0], lines[7]) == ("", "")
+
+
+def test_a_column_in_which_nothing_stands_makes_room_for_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = ("namespace", "type", "version", "fields", "states", "bytes", "oldest", "newest")
+    rows = [
+        ("approvals", "", "0", "", "1", "17 B", "72 s", "72 s"),
+        ("runs", "statecache/checkpoint", "1", "", "1", "529 B", "21 s", "21 s"),
+    ]
+    monkeypatch.setattr("statecache.cli.screen.is_terminal", lambda: True)
+    for width, fields in ((80, False), (120, True)):
+        monkeypatch.setattr(
+            "statecache.cli.screen.console", lambda width=width: Console(width=width, color_system=None)
+        )
+        print_table(columns, rows)
+        shown = capsys.readouterr().out
+        assert ("statecache/checkpoint" in shown, "fields" in shown) == (True, fields)
+        assert max(map(len, shown.splitlines())) <= width
 
 
 def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +194,16 @@ def test_the_head_is_whole_at_every_usual_width(width: int) -> None:
     for fact in ("954 MiB of 3.7 GiB", "0 in quarantine, 1000+ in conflict", "entries or 256 MiB a shard"):
         assert fact in head
     assert "…" not in head
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_highest_lag_stands_beside_its_sparkline(width: int) -> None:
+    looks, still = Looks(SETTINGS), [Shard(shard=n, lag_entries=0, lag_bytes=0) for n in range(64)]
+    looks.add(sample(shards=[Shard(shard=0, lag_entries=3, lag_bytes=9), *still[1:]]))
+    lines = drawn(looks.add(sample(at_s=1.0, shards=still)), width, 24)
+    assert [line for line in lines if line.startswith("Lag") and line.endswith("none, at most 3 entries")]
+    full = drawn(Looks(SETTINGS).add(sample()), width, 24)
+    assert [line for line in full if line.startswith("Lag") and line.endswith("20,160 entries, 2.0 KiB, oldest 1.0 s")]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 110, 160])

@@ -159,7 +159,7 @@ def test_the_last_screen_ends_with_a_rollback_and_a_branch(height: int) -> None:
     lines = text(on).splitlines()
     assert len(lines) < height
     assert max(map(len, lines)) <= 80
-    head = lines.index("It goes back to version 5, and a branch goes another way from there:")
+    head = lines.index("It goes back to version 5; a branch goes another way:")
     assert lines[head + 1].endswith("demo  4.9 KiB  (rollback to 5)")
     assert lines[head + 2].startswith("│ ● runs/translation-review-b@2")
     assert lines[head + 3] == "│ ● runs/translation-review-b@1  0.0 s ago  set  demo  4.9 KiB  (branch of @5)"

@@ -34,6 +34,15 @@ def test_the_install_command_can_work_now(page: str) -> None:
         assert commands[0][1] == "cli,embedded"
 
 
+def test_whoever_lacks_an_extra_is_told_what_works_in_a_checkout_too() -> None:
+    code = [*(ROOT / "statecache").rglob("*.py"), *(ROOT / "workers").rglob("*.py")]
+    hints = [found for file in code for found in re.findall(r"'statecache\[([\w-]+)\]'(.{24})", file.read_text())]
+    assert len(hints) >= 6
+    for extra, behind in hints:
+        assert extra in EXTRAS
+        assert behind.startswith(f" ('.[{extra}]' in a checkout)"[: len(behind)])
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 def test_setting_up_says_what_it_does_before_it_does_it(tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):

@@ -180,7 +180,7 @@ def test_without_the_extra_one_line_says_what_is_missing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     what = "a checkpointer or a store for LangGraph needs the package langgraph-checkpoint."
-    hint = "pip install 'statecache[langgraph]'"
+    hint = "pip install 'statecache[langgraph]' ('.[langgraph]' in a checkout)"
     assert done.stdout == f"The configuration does not fit: {what} {hint}\n"
 
 

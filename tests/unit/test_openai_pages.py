@@ -175,7 +175,8 @@ def test_without_the_extra_or_with_an_old_one_a_line_says_what_is_missing(missin
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     what = f"a session for the OpenAI Agents SDK needs the package openai-agents, 0.24 or newer{told}"
-    assert done.stdout == f"The configuration does not fit: {what}. pip install 'statecache[openai-agents]'\n"
+    hint = "pip install 'statecache[openai-agents]' ('.[openai-agents]' in a checkout)"
+    assert done.stdout == f"The configuration does not fit: {what}. {hint}\n"
 
 
 def test_importing_statecache_loads_nothing_of_the_sdk() -> None:

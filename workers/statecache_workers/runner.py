@@ -36,7 +36,9 @@ LEAVE_S = 5.0
 LOOK_S = 2.0
 GARBAGE = 20_000
 """How many objects are made before those are looked for that only refer to each other; hardly any do."""
-NO_METRICS = Page(501, b"no metrics: this needs the extra, pip install 'statecache[metrics]'\n")
+NO_METRICS = Page(
+    501, b"no metrics without the extra: pip install 'statecache[metrics]' ('.[metrics]' in a checkout)\n"
+)
 
 
 async def run_worker(settings: Settings) -> int:

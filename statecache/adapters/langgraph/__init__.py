@@ -38,7 +38,7 @@ try:
 except ModuleNotFoundError as missing:
     raise ConfigurationError(
         "a checkpointer or a store for LangGraph needs the package langgraph-checkpoint",
-        hint="pip install 'statecache[langgraph]'",
+        hint="pip install 'statecache[langgraph]' ('.[langgraph]' in a checkout)",
     ) from missing
 
 from statecache.adapters.langgraph.saver import StateCacheSaver

@@ -33,7 +33,7 @@ except ImportError as missing:
         there = ""
     raise ConfigurationError(
         f"a session for the OpenAI Agents SDK needs the package openai-agents, 0.24 or newer{there}",
-        hint="pip install 'statecache[openai-agents]'",
+        hint="pip install 'statecache[openai-agents]' ('.[openai-agents]' in a checkout)",
     ) from missing
 
 from statecache.adapters.openai_agents.session import StateCacheSession

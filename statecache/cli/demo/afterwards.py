@@ -61,7 +61,7 @@ def told(after: Afterwards, screen: Console, *, most: int) -> list[Text]:
     newest = after.entries[0].newest
     graph = GraphLog(after.key, newest, after.at)
     lines = [line for entry in after.entries for row, text in graph.rows(entry) for line in lines_of(row, text, screen)]
-    head = Text(f"It goes back to version {after.version}, and a branch goes another way from there:")
+    head = Text(f"It goes back to version {after.version}; a branch goes another way:")
     room = max(most, ROWS_MIN)
     if len(lines) <= room:
         return [head, *lines]

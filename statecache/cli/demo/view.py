@@ -264,7 +264,7 @@ def _last_screen(
     report, story = played.report, played.story
     spare = screen.height - _OTHER_LINES if screen.is_terminal else STRETCHES_MAX + _ROWS_MAX
     tight = after is not None and spare < STRETCHES_MIN + _ROWS_MAX
-    screen.print(verdict_text(report), soft_wrap=True)
+    screen.print(verdict_text(report), soft_wrap=not screen.is_terminal)
     screen.print(facts_table(played, seconds=seconds))
     for finding in report.findings:
         screen.print(f"  {plain(finding)}", soft_wrap=True)

@@ -8,7 +8,6 @@ holds the same there, the search goes on from that one: what is told is who set 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +20,7 @@ from statecache.cli.connecting import client
 from statecache.cli.exits import FINDING, OK
 from statecache.cli.history.points import PointName, key_and_point
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
-from statecache.cli.screen import beside, console, is_terminal, plain, print_json, print_table, print_value
+from statecache.cli.screen import beside, console, is_terminal, plain, print_json, print_table, print_value, tell
 from statecache.clock import monotonic, wall
 from statecache.errors import CodecError
 from statecache.history_errors import VersionNotFound
@@ -92,10 +91,10 @@ def blame(
         _tell(found, path)
     if not found.certain:
         version = found.blame.header.version
-        print(f"statecache: it may have been set before: no value before version {version} is kept", file=sys.stderr)
+        tell(f"it may have been set before: no value before version {version} is kept")
     if not found.there:
         since = "since that change" if found.ever else "in any version"
-        print(f"statecache: {plain(key)}: nothing stands at {plain(path)} {since}", file=sys.stderr)
+        tell(f"{plain(key)}: nothing stands at {plain(path)} {since}")
     return OK if found.there else FINDING
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ from statecache.cli.connecting import client
 from statecache.cli.exits import FINDING, OK
 from statecache.cli.history.points import NEWEST, PointName, key_and_point, point_of
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, refuse_unknown, settings_of
-from statecache.cli.screen import beside, console, is_terminal, plain, print_json
+from statecache.cli.screen import beside, console, is_terminal, plain, print_json, tell
 from statecache.clock import wall
 from statecache.errors import UsageError
 
@@ -104,7 +103,7 @@ def _tell(versions: Sequence[Version], found: Sequence[Difference], now: datetim
 
     if not found:
         a, b = (plain(f"{one.key}@{one.version}") for one in versions)
-        print(f"statecache: {a} and {b} hold the same", file=sys.stderr)
+        tell(f"{a} and {b} hold the same")
     elif is_terminal():
         screen = console()
         for sign, colour, one in zip("-+", ("red", "green"), versions, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +15,7 @@ from statecache.cli.error_text import text_of
 from statecache.cli.exits import FINDING, OK
 from statecache.cli.history.points import bound_of
 from statecache.cli.options import PostgresUrl, RedisUrl, settings_of
-from statecache.cli.screen import console, is_terminal, plain, print_json
+from statecache.cli.screen import console, is_terminal, plain, print_json, tell
 from statecache.cli.states.command import Key
 from statecache.clock import wall
 from statecache.keys import checked_key
@@ -72,10 +71,10 @@ def log(
     shown, more = asyncio.run(_log(settings, key, asked, screen, limit=limit, alone=alone, flushed=flushed))
     screen.close()
     if more:
-        print(f"statecache: there are more; --limit {limit} was reached", file=sys.stderr)
+        tell(f"there are more; --limit {limit} was reached")
     if not shown:
         what = " of that time or version" if since or until else ", for it was never written"
-        print(f"statecache: {plain(key)}: there is no history{what}", file=sys.stderr)
+        tell(f"{plain(key)}: there is no history{what}")
     return OK if shown else FINDING
 
 
@@ -151,7 +150,7 @@ def _tell_object(entry: Entry) -> None:
 
 
 async def _log(
-    settings: Settings, key: str, asked: Range, tell: Callable[[Entry], None], *, limit: int, **how: bool
+    settings: Settings, key: str, asked: Range, show: Callable[[Entry], None], *, limit: int, **how: bool
 ) -> tuple[int, bool]:
     """Tell the changes of a key's log, and return how many there were, and whether there are more."""
     from statecache.cli.history.logged import Log
@@ -163,12 +162,12 @@ async def _log(
             more = bool(limit) and shown == limit
             if more:
                 break
-            tell(entry)
+            show(entry)
             shown += 1
         if read.unmarked:
-            print(f"statecache: checkpoints are not marked: {text_of(read.unmarked)}", file=sys.stderr)
+            tell(f"checkpoints are not marked: {text_of(read.unmarked)}")
         for many in read.too_many:
-            print(f"statecache: {plain(many)} has too many branches: none of them is shown", file=sys.stderr)
+            tell(f"{plain(many)} has too many branches: none of them is shown")
     return shown, more
 
 

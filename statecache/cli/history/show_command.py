@@ -13,7 +13,7 @@ from statecache.cli.connecting import client
 from statecache.cli.exits import FINDING, OK
 from statecache.cli.history.points import PointName, key_and_point
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
-from statecache.cli.screen import plain, print_json, print_labelled, print_value
+from statecache.cli.screen import plain, print_json, print_labelled, print_value, tell
 from statecache.clock import wall
 from statecache.errors import UsageError
 from statecache.history_errors import VersionNotFound
@@ -61,7 +61,7 @@ def show(
     else:
         _tell(version, data)
     if data is None:
-        print(f"statecache: {plain(key)}: {_absence(version, nearest)}", file=sys.stderr)
+        tell(f"{plain(key)}: {_absence(version, nearest)}")
     return OK if data is not None else FINDING
 
 

@@ -12,7 +12,10 @@ from statecache.cli.exits import CONFIGURATION, OK
 from statecache.cli.options import PostgresUrl, RedisUrl, operator, settings_of
 from statecache.cli.screen import print_json
 
-NEEDS = "statecache: the inspector needs starlette, uvicorn and jinja2: pip install 'statecache[web]'"
+NEEDS = (
+    "statecache: the inspector needs starlette, uvicorn and jinja2: "
+    "pip install 'statecache[web]' ('.[web]' in a checkout)"
+)
 
 
 def inspect(

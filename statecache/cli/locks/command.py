@@ -10,7 +10,7 @@ import typer
 
 from statecache.cli.exits import FINDING, OK
 from statecache.cli.options import AsJson, RedisUrl, Yes, settings_of
-from statecache.cli.screen import is_terminal, plain, print_json, print_table, time_text
+from statecache.cli.screen import is_terminal, plain, print_json, print_table, say, tell, time_text
 from statecache.errors import UsageError
 from statecache.keys import checked_key
 
@@ -49,7 +49,7 @@ def locks(
     settings = settings_of(redis_url=redis_url)
     found = asyncio.run(standing.locks(settings, None if wanted is None else checked_key(wanted)))
     if wanted is not None and not found:
-        print(f"statecache: {plain(wanted)}: nobody holds its lock", file=sys.stderr)
+        tell(f"{plain(wanted)}: nobody holds its lock")
     if breaks is not None:
         asks = bool(found) and not yes and sys.stdin.isatty() and is_terminal()
         refused = asks and not typer.confirm(f"Take {plain(breaks)} away from {plain(found[0].holder)}?", err=True)
@@ -57,9 +57,9 @@ def locks(
         if as_json:
             print_json({"key": breaks, "broken": broken, "holder": found[0].holder if broken else None})
         elif broken:
-            print(f"{plain(breaks)}  taken away from {plain(found[0].holder)}, token {found[0].token}")
+            say([plain(breaks), f"taken away from {plain(found[0].holder)}, token {found[0].token}"])
         elif found:
-            print(f"statecache: {plain(breaks)}: its lock was left as it is", file=sys.stderr)
+            tell(f"{plain(breaks)}: its lock was left as it is")
         return OK if broken else FINDING
     if as_json:
         print_json({"locks": found})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +25,7 @@ from statecache.cli.options import (
     settings_of,
 )
 from statecache.cli.restoring.checkpoint_command import Whole
-from statecache.cli.screen import plain, print_json, print_table, time_text
+from statecache.cli.screen import plain, print_json, print_table, tell, time_text
 from statecache.cli.states.command import ChangeId, Key, facts_of_state, tell_state
 from statecache.clock import wall
 from statecache.errors import NotFound, UsageError
@@ -120,7 +119,7 @@ def branches(
         print_table(_COLUMNS, [_row(one) for one in found])
     else:
         nothing = "it was made from no other key" if ancestry else "there is no branch"
-        print(f"statecache: {plain(place)}: {nothing}", file=sys.stderr)
+        tell(f"{plain(place)}: {nothing}")
     return OK if found else FINDING
 
 

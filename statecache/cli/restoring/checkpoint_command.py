@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +23,7 @@ from statecache.cli.options import (
     operator,
     settings_of,
 )
-from statecache.cli.screen import plain, print_json, print_table, time_text
+from statecache.cli.screen import plain, print_json, print_table, say, tell, time_text
 from statecache.cli.states.command import ChangeId, Key, asks, confirmed
 from statecache.clock import wall
 from statecache.errors import UsageError
@@ -116,7 +115,7 @@ def checkpoints(
         return OK
     if delete is not None:
         if asks(not yes) and not confirmed(f"Delete the checkpoint {plain(repr(delete))} of {plain(place)}?"):
-            print("statecache: nothing was deleted", file=sys.stderr)
+            tell("nothing was deleted")
             return FINDING
         _tell(asyncio.run(_deleted(settings, place, delete, more)), as_json=as_json)
         return OK
@@ -126,7 +125,7 @@ def checkpoints(
     elif found:
         print_table(_COLUMNS, [_row(one) for one in found])
     else:
-        print(f"statecache: {plain(place)}: there is no checkpoint", file=sys.stderr)
+        tell(f"{plain(place)}: there is no checkpoint")
     return OK if found else FINDING
 
 
@@ -164,7 +163,7 @@ def _tell(one: Checkpoint, *, as_json: bool) -> None:
         print_json(_facts(one))
     else:
         pinned = "" if one.pinned else "  not pinned any more"
-        print(f"{plain(one.key)}  {plain(one.label)}  {_point(one)}{pinned}")
+        say([plain(one.key), plain(one.label), _point(one) + pinned])
 
 
 def _point(one: Checkpoint) -> str:

@@ -18,7 +18,7 @@ from statecache.cli.history.headers import header_of, titled
 from statecache.cli.history.points import PointName
 from statecache.cli.history.reading import plain_of, plain_value
 from statecache.cli.restoring.preview import group_changes, tell_differences, tell_group
-from statecache.cli.screen import beside, console, is_terminal, plain, print_json
+from statecache.cli.screen import beside, console, is_terminal, plain, print_json, say
 from statecache.clock import wall
 from statecache.core.history.reader import Point
 from statecache.core.history.restoring import to_target, walking
@@ -100,7 +100,7 @@ async def show_key(cache: AsyncStateCache, going: Going, *, as_json: bool) -> st
         print_json(facts | {"differences": facts_of(found)})
         return None
     if is_terminal():
-        print(f"{plain(going.key)} is at version {record.version}. It goes back to what it was at")
+        say(f"{plain(going.key)} is at version {record.version}. It goes back to what it was at")
         console().print(beside(Text(" "), titled(version, wall())))
         if not found:
             print("The value stays as it is.")
@@ -123,7 +123,7 @@ async def show_group(cache: AsyncStateCache, going: Going, *, as_json: bool) -> 
         print_json({"group": going.key, "position": str(position), "keys": told})
         return seen
     if is_terminal():
-        print(f"The group {plain(going.key)} goes back to what it was at position {position}:")
+        say(f"The group {plain(going.key)} goes back to what it was at position {position}:")
     tell_group(changes)
     return seen
 

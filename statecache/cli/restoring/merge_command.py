@@ -7,7 +7,6 @@ still. What both sides changed in their own ways is shown by path, and nothing i
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +30,7 @@ from statecache.cli.options import (
     settings_of,
 )
 from statecache.cli.restoring.rollback_command import DryRun
-from statecache.cli.screen import plain, print_json
+from statecache.cli.screen import plain, print_json, tell
 from statecache.cli.states.command import ChangeId, asks, confirmed, tell_state
 from statecache.errors import UsageError
 from statecache.keys import checked_key
@@ -136,11 +135,10 @@ async def _merge(
             if dry_run or stuck or plan.nothing:
                 return FINDING if stuck else OK
             if not confirmed(f"Merge {plain(branch)} into {plain(into)}?"):
-                print("statecache: nothing was changed", file=sys.stderr)
+                tell("nothing was changed")
                 return FINDING
             if (await planned(cache, branch, into, more["function"])).decided_on != plan.decided_on:
-                print("statecache: one of them was changed while you were asked: nothing was done. Look again.",
-                      file=sys.stderr)  # fmt: skip
+                tell("one of them was changed while you were asked: nothing was done. Look again.")
                 return FINDING
         state = await cache.merge(branch, into, **more)
     tell_state(state, as_json=as_json)
@@ -195,7 +193,7 @@ def _show(plan: Plan, *, as_json: bool) -> None:
         print_json(facts | {"differences": facts_of(plan.found), "conflicts": conflicts})
         return
     if plan.nothing:
-        print(f"statecache: {branch} has nothing that {into} has not", file=sys.stderr)
+        tell(f"{branch} has nothing that {into} has not")
         return
     tell_differences(plan.found, f"{into}@{plan.ours.version} takes in what {branch} has since {plain(plan.base)}:")
     tell_conflicts(plan.conflicts)

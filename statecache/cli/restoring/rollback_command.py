@@ -7,7 +7,6 @@ nothing is done. Of a group it is shown as it is at that moment; its commit comp
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +29,7 @@ from statecache.cli.options import (
     refuse_unknown,
     settings_of,
 )
-from statecache.cli.screen import plain, print_json
+from statecache.cli.screen import plain, print_json, tell
 from statecache.cli.states.command import ChangeId, Key, asks, confirmed, facts_of_state, tell_state
 from statecache.clock import wall
 from statecache.errors import UsageError, VersionConflict
@@ -222,12 +221,9 @@ def _verb(cache: AsyncStateCache, going: Going) -> Callable[..., Any]:
 def _agreed(going: Going) -> bool:
     if confirmed(f"{_DOES[going.verb]} {plain(going.key)}?"):
         return True
-    print("statecache: nothing was changed", file=sys.stderr)
+    tell("nothing was changed")
     return False
 
 
 def _tell_outrun(going: Going) -> None:
-    print(
-        f"statecache: {plain(going.key)} was changed while you were asked: nothing was done. Look again.",
-        file=sys.stderr,
-    )
+    tell(f"{plain(going.key)} was changed while you were asked: nothing was done. Look again.")

@@ -26,13 +26,17 @@ from statecache.cli.options import (
     settings_of,
 )
 from statecache.cli.screen import (
+    console,
     counted,
+    folded,
     is_terminal,
     plain,
     print_json,
     print_table,
     print_value,
+    say,
     size_text,
+    tell,
     time_text,
 )
 from statecache.clock import wall
@@ -80,7 +84,7 @@ def get(
         for name, value in found.facts():
             print(f"{name:<16}  {plain(value)}", file=sys.stderr)
     if not found.exists:
-        print(f"statecache: {plain(key)}: {found.absence()}", file=sys.stderr)
+        tell(f"{plain(key)}: {found.absence()}")
         return FINDING
     print_value(bytes(found.value))
     return OK
@@ -151,7 +155,7 @@ def tell_state(state: State[Any], *, as_json: bool) -> None:
     if as_json:
         print_json(facts_of_state(state))
     else:
-        print(f"{plain(state.key)}  version {state.version}  change {state.change_id}  position {state.position}")
+        say([plain(state.key), f"version {state.version}", f"change {state.change_id}", f"position {state.position}"])
 
 
 def facts_of_state(state: State[Any]) -> dict[str, Any]:
@@ -211,10 +215,10 @@ def rm(
     if as_json:
         print_json({"deleted": deleted})
     elif deleted:
-        print(f"{counted(deleted, 'state')} deleted{what}")
+        say(f"{counted(deleted, 'state')} deleted{what}")
     if not deleted:
         nothing = "nothing was deleted" if refused and there else "there is nothing to delete"
-        print(f"statecache: {nothing}{what}", file=sys.stderr)
+        tell(f"{nothing}{what}")
     return OK if deleted else FINDING
 
 
@@ -236,10 +240,7 @@ def _rm_one(settings: Settings, key: str, more: dict[str, Any], *, asking: bool,
     if tombstone is not None:
         tell_state(tombstone, as_json=as_json)
         return OK
-    print(
-        f"statecache: {plain(key)}: {'nothing was deleted' if refused else 'there is nothing to delete'}",
-        file=sys.stderr,
-    )
+    tell(f"{plain(key)}: {'nothing was deleted' if refused else 'there is nothing to delete'}")
     if as_json:
         print_json({"key": key, "deleted": False})
     return FINDING
@@ -285,7 +286,7 @@ def ls(
         print_json({"states": found, "more": more})
         return OK
     if not found:
-        print(f"statecache: nothing under {plain(repr(whole))}; `statecache ls` names what there is", file=sys.stderr)
+        tell(f"nothing under {plain(repr(whole))}; `statecache ls` names what there is")
         return OK
     now = wall()
     rows = [
@@ -298,7 +299,7 @@ def ls(
     ]  # fmt: skip
     print_table(["key", "version", "age", "durable", "bytes", "writer"], rows)
     if more:
-        print(f"statecache: there are more; --limit {limit} was reached", file=sys.stderr)
+        tell(f"there are more; --limit {limit} was reached")
     return OK
 
 
@@ -309,7 +310,7 @@ def _tell_namespaces(found: list[str], *, as_json: bool) -> int:
     for name in found:
         print(f"{plain(name)}/")
     if not found:
-        print("statecache: there is nothing yet", file=sys.stderr)
+        tell("there is nothing yet")
     return OK
 
 
@@ -331,7 +332,8 @@ def where(key: Key, redis_url: RedisUrl = None, postgres_url: PostgresUrl = None
     print(f"shard      {found.shard} of {found.shards}")
     print(f"Redis key  {plain(found.redis_key)}")
     for note in found.notes:
-        print(f"# {note}")
+        lines = folded(note, console().width - 2).splitlines() if is_terminal() else [note]
+        print("\n".join(f"# {line}" for line in lines))
     print("# what agents see now")
     print(found.redis_cli)
     print("# what Postgres holds")

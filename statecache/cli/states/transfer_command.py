@@ -24,7 +24,7 @@ from statecache.cli.options import (
     operator,
     settings_of,
 )
-from statecache.cli.screen import Counting, counted, plain, print_json
+from statecache.cli.screen import Counting, counted, plain, print_json, say, tell
 from statecache.cli.states.command import whole_prefix
 from statecache.errors import InvalidKey, UsageError
 from statecache.settings import Settings
@@ -67,7 +67,7 @@ def export(
                 count = asyncio.run(_export(settings, whole, after, file, progress))
     except InvalidKey as error:
         raise InvalidKey(prefix, reason=error.reason) from error
-    print(f"statecache: {counted(count, 'state')} exported", file=sys.stderr)
+    tell(f"{counted(count, 'state')} exported")
     return OK
 
 
@@ -131,10 +131,10 @@ def take_in(
     else:
         would = "would be " if dry_run else ""
         ended = f", {done.ended:,} left out, for their end has come" if done.ended else ""
-        print(f"{counted(done.written, 'state')} {would}written, {done.same:,} there already{ended}")
+        say(f"{counted(done.written, 'state')} {would}written, {done.same:,} there already{ended}")
         if done.checkpoints:
             left_out = f"{counted(done.checkpoints, 'checkpoint')} left out"
-            print(f"statecache: {left_out}: what they name is in the history they were made in", file=sys.stderr)
+            tell(f"{left_out}: each names a point of a history that does not come along")
         _name(f"{counted(len(done.kept), 'key')} left alone, for the value there is another one (--replace)", done.kept)
         failed = [f"{key}: {why}" for key, why in done.failed.items()]
         _name(f"{counted(len(failed), 'key')} not written", failed)
@@ -143,7 +143,7 @@ def take_in(
 
 def _name(what: str, lines: list[str]) -> None:
     if lines:
-        print(f"statecache: {what}:", file=sys.stderr)
+        tell(f"{what}:")
     for line in lines[:SHOWN_MAX]:
         print(f"  {plain(line)}", file=sys.stderr)
     if len(lines) > SHOWN_MAX:

@@ -143,13 +143,12 @@ class Sampler:
 
     async def foreign_entries(self) -> dict[int, str]:
         """Return, for each shard whose stream goes on beyond what its meta knows, the id of the first such entry."""
-        async with asyncio.timeout(self._patience_s):
-            if self._link is None or not self._link.alive:
-                self._link = await self._redis.link(self._patience_s)
-            asked = [([self.keys.meta(shard), self.keys.changes(shard)], [1, 1]) for shard in range(self.keys.shards)]
-            text = script("foreign_entries").text
-            commands = [("EVAL", text, len(names), *names, *arguments) for names, arguments in asked]
-            replies = await self._link.run(commands, seconds=self._patience_s)
+        end = monotonic() + self._patience_s
+        link = await self._linked()
+        asked = [([self.keys.meta(shard), self.keys.changes(shard)], [1, 1]) for shard in range(self.keys.shards)]
+        text = script("foreign_entries").text
+        commands = [("EVAL", text, len(names), *names, *arguments) for names, arguments in asked]
+        replies = await link.run(commands, seconds=max(end - monotonic(), 0.001))
         return {
             shard: reply[0][0].decode("utf-8", "replace")
             for shard, reply in enumerate(replies)
@@ -157,20 +156,20 @@ class Sampler:
         }
 
     async def _ask_redis(self) -> FromRedis:
-        async with asyncio.timeout(self._patience_s):
-            if self._link is None or not self._link.alive:
-                self._link = await self._redis.link(self._patience_s)
-            link, which = self._link, script("overview")
-            names = [
-                name for shard in range(self.keys.shards) for name in (self.keys.meta(shard), self.keys.changes(shard))
-            ]
-            arguments: list[Any] = [self.settings.fence, READ_BYTES_MAX, ENTRIES_MAX]
-            for shard in range(self.keys.shards):
-                arguments += self._last.get(shard, ("", ""))
-            info, reply = await link.run([("INFO",), link.call(which, names, arguments)], seconds=self._patience_s)
-            if isinstance(reply, Exception):
-                reply = await link.script(which, names, arguments, seconds=self._patience_s)
-            link.knows(which, True)
+        end = monotonic() + self._patience_s
+        link, which = await self._linked(), script("overview")
+        names = [
+            name for shard in range(self.keys.shards) for name in (self.keys.meta(shard), self.keys.changes(shard))
+        ]
+        arguments: list[Any] = [self.settings.fence, READ_BYTES_MAX, ENTRIES_MAX]
+        for shard in range(self.keys.shards):
+            arguments += self._last.get(shard, ("", ""))
+        info, reply = await link.run(
+            [("INFO",), link.call(which, names, arguments)], seconds=max(end - monotonic(), 0.001)
+        )
+        if isinstance(reply, Exception):
+            reply = await link.script(which, names, arguments, seconds=max(end - monotonic(), 0.001))
+        link.knows(which, True)
         found = from_redis(info, reply)
         self._last = {
             shard: (parts[3], parts[4]) for shard, parts in enumerate(found.shards) if isinstance(parts, list)
@@ -178,13 +177,18 @@ class Sampler:
         return found
 
     async def _ask_postgres(self) -> dict[str, Any]:
-        async with asyncio.timeout(self._patience_s):
-            rows = await self._postgres.fetch("overview", {"most": COUNTED_MAX + 1}, seconds=self._patience_s)
-            asked = {"schema": self.settings.postgres_schema}
-            missing = await self._postgres.fetch("schema_missing", asked, seconds=self._patience_s)
-            missing += await self._postgres.fetch("rows_missing", {}, seconds=self._patience_s)
+        end = monotonic() + self._patience_s
+        rows = await self._postgres.fetch("overview", {"most": COUNTED_MAX + 1}, seconds=self._patience_s)
+        asked = {"schema": self.settings.postgres_schema}
+        missing = await self._postgres.fetch("schema_missing", asked, seconds=max(end - monotonic(), 0.001))
+        missing += await self._postgres.fetch("rows_missing", {}, seconds=max(end - monotonic(), 0.001))
         found: dict[str, Any] = rows[0][0]
         return found | {"missing": [row[0] for row in missing]}
+
+    async def _linked(self) -> Link:
+        if self._link is None or not self._link.alive:
+            self._link = await self._redis.link(self._patience_s)
+        return self._link
 
     async def close(self) -> None:
         """Close the connections."""

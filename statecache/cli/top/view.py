@@ -7,12 +7,11 @@ hot keys beside them, and from 110 columns on all three stand side by side. The 
 
 from __future__ import annotations
 
-from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from statecache.cli.screen import plain, size_text, styled, time_text
+from statecache.cli.screen import counted, plain, shortened, size_text, styled, time_text
 from statecache.cli.sparkline import LOOKS_KEPT, sparkline, width_within
 from statecache.cli.status.attention import BACKLOG_LIMIT
 from statecache.cli.status.command import backlog_text, lag_text, server_text, shards_text
@@ -76,7 +75,7 @@ def lines_of(figures: Figures, *, bar: int = 0, line: int = 0) -> list[Text]:
         _line("Shards", f"{shards_text(shards)}{aside}", bad or ("warning" if sample.quarantined else "")),
         _line("Commits", _went(figures, "commits", line) + _rates(figures, "commits", line)),
         _line("Flushed", _went(figures, "flushed", line) + _rates(figures, "flushed", line)),
-        _line("Lag", _went(figures, "lag", line) + lag_text(figures.lag)),
+        _line("Lag", _went(figures, "lag", line) + _lag(figures, line)),
         _line("Backlog", _bar(used, bar) + backlog_text(backlog), full),
     ]
 
@@ -105,6 +104,13 @@ def _rates(figures: Figures, name: str, width: int) -> str:
     """Return a rate, and beside a sparkline the one that its highest block stands for."""
     now, past = _rate(figures.commits_per_s if name == "commits" else figures.flushed_per_s), figures.past[name]
     return f"{now}, at most {_rate(past.peak())}" if width else now
+
+
+def _lag(figures: Figures, width: int) -> str:
+    """Return the lag, and beside a sparkline the highest one, where there is room: else the lag now is near it."""
+    now, peak = lag_text(figures.lag), figures.past["lag"].peak()
+    most = "" if not width or not peak else f", at most {counted(int(peak), 'entry', 'entries')}"
+    return now + most if len(now + most) <= _BESIDE_LINE else now
 
 
 def _rate(rate: float | None) -> str:
@@ -205,11 +211,3 @@ def _hot(figures: Figures, most: int, width: int) -> Table:
 def hot_rows(figures: Figures) -> list[list[str]]:
     """Return the keys that were written most: how often, and the key."""
     return [[str(count), plain(key)] for key, count in figures.hot]
-
-
-def shortened(text: str, width: int) -> str:
-    """Cut text in its middle to that many cells: keys differ at their ends, and are told apart by them."""
-    if cell_len(text) <= width:
-        return text
-    behind = (width - 1) // 2
-    return f"{set_cell_size(text, width - 1 - behind)}…{set_cell_size(text[::-1], behind)[::-1]}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from redis.exceptions import NoScriptError, ResponseError
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
+from statecache.backoff import LATE_S
 from statecache.clock import boottime, monotonic
 from statecache.concurrency import TASKS, Concurrency
 from statecache.core.pool import Pool
@@ -243,7 +244,10 @@ class RedisTier:
             self.pool.give(link)
 
     async def _again(self, attempt: Callable[[float], Awaitable[T]], seconds: float) -> T:
-        """Return the result of an attempt, which is told its seconds and made again after a fault."""
+        """Return the result of an attempt, which is told its seconds and made again after a fault.
+
+        Where the end cut an attempt off, what the one before it met is raised, which tells more than that time was up.
+        """
         end, telling = monotonic() + seconds, None
         try:
             return await attempt(seconds)
@@ -252,6 +256,7 @@ class RedisTier:
                 raise
             if error.reason in ("role", "loading"):
                 telling = error
+            last = error
         async for again in AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, RedisUnavailable) and error.reason not in FINAL),
             wait=wait_random_exponential(multiplier=0.02, max=0.5),
@@ -263,9 +268,13 @@ class RedisTier:
                 try:
                     return await attempt(max(end - monotonic(), 0.001))
                 except RedisUnavailable as error:
-                    if telling is None or error.reason not in ("connect", "timeout", "pool"):
-                        raise
-                    raise telling from error  # the time was up: what was met before tells more
+                    if error.reason in ("connect", "timeout", "pool"):
+                        if telling is not None:
+                            raise telling from error
+                        if monotonic() + LATE_S > end:
+                            raise last from error
+                    last = error
+                    raise
         raise AssertionError("tenacity gives a result or raises")
 
 
