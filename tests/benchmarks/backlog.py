@@ -97,6 +97,15 @@ class Backlog:
         yield from pipe.execute()
 
 
+def until_settled(bare: Any) -> None:
+    """Wait until Redis rewrites no file and forces none onto the disk, as it does when a backlog was laid.
+
+    Otherwise it takes a core in some rounds of a measurement and in others not.
+    """
+    working = ("aof_rewrite_in_progress", "aof_rewrite_scheduled", "aof_pending_bio_fsync", "rdb_bgsave_in_progress")
+    until(lambda: not any(bare.info("persistence").get(name) for name in working), "a Redis at rest")
+
+
 def until(holds: Callable[[], bool], what: str) -> None:
     """Poll until the condition holds; raise TimeoutError after WAIT_S."""
     deadline, pause = monotonic() + WAIT_S, Event()

@@ -24,7 +24,7 @@ from statecache.keys import KeySpace
 from statecache.replay.runs import AgentRun, advanced, beginning, key_of
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
-from tests.benchmarks.backlog import PIPELINE, Backlog
+from tests.benchmarks.backlog import PIPELINE, Backlog, until_settled
 from tests.benchmarks.by_hand import STREAM, TABLES, flush_in_batches
 from tests.benchmarks.flushing import entry_of, stopped
 from tests.benchmarks.measuring import Measure, Row, measure, percentile, rates
@@ -85,7 +85,7 @@ def _sizes(
 ) -> Iterator[Row]:
     """Compare what full history takes with the values themselves, and with a table that has each whole."""
     before = {table: _bytes_of(psql, table) for table in ("statecache.change", "statecache.state")}
-    _flushed(running, backlog, changes)
+    _flushed(running, backlog, bare, changes)
     _by_hand(psql, bare, changes)
     psql.execute("VACUUM")
     whole = sum(len(value) for _, value in changes)
@@ -106,16 +106,17 @@ def _flushing(
     for turn in range(rounds):
         for name in list(spent)[:: 1 if turn % 2 else -1]:
             renamed = [(f"{key}-{turn}", value) for key, value in changes]
-            seconds = _flushed(running, backlog, renamed) if name == "worker" else _by_hand(psql, bare, renamed)
+            seconds = _flushed(running, backlog, bare, renamed) if name == "worker" else _by_hand(psql, bare, renamed)
             spent[name].append(len(changes) / seconds)
     ours = ("flush of recorded runs, every version whole in the stream", spent["worker"])
     return rates(ours, ("loop by hand that keeps the JSON", spent["loop"]), bound=FASTER_MIN)
 
 
-def _flushed(running: Servers, backlog: Backlog, changes: Sequence[Pair]) -> float:
+def _flushed(running: Servers, backlog: Backlog, bare: Any, changes: Sequence[Pair]) -> float:
     """Lay these changes while the worker stands still, and return how long it then takes to flush them."""
     with stopped(running.worker_pids):
         backlog.lay_values(changes)
+        until_settled(bare)
     started = perf_counter()
     backlog.until_flushed()
     return perf_counter() - started
@@ -132,6 +133,7 @@ def _by_hand(psql: psycopg.Connection[Any], bare: Any, changes: Sequence[Pair]) 
             versions[key] = versions.get(key, 0) + 1
             pipe.xadd(STREAM, entry_of(number, key, versions[key], value), id=f"1-{number}")
         pipe.execute()
+    until_settled(bare)
     return flush_in_batches(bare, psql)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings
+from statecache_workers.batch_writing import judged
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushed, rows
 from tests.fixtures.servers import MakeSettings, every_redis
@@ -80,6 +82,32 @@ async def test_a_backlog_longer_than_a_batch_is_flushed_in_order(
     await flush(make_worker(small))
     assert rows(psql, "SELECT count(*), bool_or(gap) FROM change") == [(95, False)]
     assert sum(flushed(psql).values()) == 95
+
+
+async def test_the_loop_has_its_turn_before_each_shard_of_a_batch_is_judged(
+    worker: Worker, agents: Agents, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await flush(worker)
+    loop, turns = asyncio.get_running_loop(), 0
+    had: list[int] = []
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if len(had) < 4:
+            loop.call_soon(turn)
+
+    async def counted(*given: Any) -> Any:
+        had.append(turns)
+        return await judged(*given)
+
+    monkeypatch.setattr("statecache_workers.flusher.judged", counted)
+    for shard in range(4):
+        agents.commit(agents.key_on(shard))
+    turn()
+    await flush(worker)
+    assert len(had) == len(set(had)) == 4
+    assert rows(psql, "SELECT count(*) FROM change") == [(4,)]
 
 
 async def test_a_batch_is_bounded_in_bytes(

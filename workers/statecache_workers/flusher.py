@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache.clock import monotonic
+from statecache.concurrency import TASKS
 from statecache.errors import PostgresUnavailable
 from statecache.rules.reconcile import NOTHING, Tip
 from statecache_workers.acknowledgement import Acknowledgement
@@ -267,6 +268,7 @@ class Flusher:
             judgements: list[Judged] = []
             done: list[tuple[Slice, WriteResult]] = []
             for one in good:
+                await TASKS.sleep(0)  # so that Redis is asked for what is read ahead, and goes through it meanwhile
                 sets = [entry.change_set for entry in one.entries if entry.change_set is not None]
                 latest = self.histories.latest
                 verdict = await judged(transaction, one.shard, sets, tips, self.values, latest)
