@@ -155,25 +155,6 @@ async def test_with_one_server_away_the_other_is_shown(cli: CommandLine, option:
         assert (await cli.beside(*command, option, url, "--json")).status == 4
 
 
-async def test_a_look_that_is_cut_off_at_its_end_hides_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    connects = 0
-
-    async def connect(*_: Any, **__: Any) -> Any:
-        nonlocal connects
-        connects += 1
-        if connects == 1:
-            raise psycopg.OperationalError("connection refused")
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(psycopg.AsyncConnection, "connect", connect)
-    sampler = Sampler(Settings(redis_url=NOWHERE, postgres_url=NO_POSTGRES), patience_s=0.5)
-    seen = await sampler.take()
-    await sampler.close()
-    assert connects == 2
-    assert seen.postgres.trouble.startswith("connect: ")
-    assert seen.postgres.trouble.endswith("connection refused")
-
-
 async def test_another_deployments_settings_are_status_3(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATECACHE_SHARDS", "8")
     for command in ("status", "top"):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import psycopg
 import pytest
 
-from statecache import AsyncStateCache, StateCache, Unavailable
+from statecache import AsyncStateCache, Settings, StateCache, Unavailable
+from statecache.cli.status.sample import Sampler
 
 NOBODY = "postgresql://x@127.0.0.1:1/x"
 
@@ -42,3 +44,22 @@ async def test_an_attempt_that_the_end_of_the_time_cut_off_hides_no_reason(monke
         with pytest.raises(Unavailable, match="Connection refused"):
             await cache.get("runs/42", read="primary", timeout=0.5)
     assert connects == 2
+
+
+async def test_a_look_that_is_cut_off_at_its_end_hides_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    connects = 0
+
+    async def connect(*_: Any, **__: Any) -> Any:
+        nonlocal connects
+        connects += 1
+        if connects == 1:
+            raise psycopg.OperationalError("connection refused")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "connect", connect)
+    sampler = Sampler(Settings(redis_url="redis://127.0.0.1:1/0", postgres_url=NOBODY), patience_s=0.5)
+    seen = await sampler.take()
+    await sampler.close()
+    assert connects == 2
+    assert seen.postgres.trouble.startswith("connect: ")
+    assert seen.postgres.trouble.endswith("connection refused")
