@@ -268,7 +268,10 @@ class Source:
         return found.version
 
     async def versions(self, key: str, until: int | None) -> list[Version]:
-        """Return a page of a key's versions, the newest first: those up to `until`, and one more than are listed."""
+        """Return a page of a key's versions, the newest first: those up to `until`, and one more than are listed.
+
+        They are listed as their rows are, so that what is damaged hides nothing: what one held is compared when shown.
+        """
         last = {} if until is None else {"last": until}
         try:
             return await self._page(key, unflushed=True, **last)
@@ -277,7 +280,9 @@ class Source:
 
     async def _page(self, key: str, *, unflushed: bool, **last: int) -> list[Version]:
         found: list[Version] = []
-        pages = self.runtime.history.versions(key, reverse=True, unflushed=unflushed, seconds=self.seconds, **last)
+        pages = self.runtime.history.versions(
+            key, reverse=True, unflushed=unflushed, proven=False, seconds=self.seconds, **last
+        )
         async for page in pages:
             found += page
             if len(found) > VERSIONS_MAX:

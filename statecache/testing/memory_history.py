@@ -34,9 +34,9 @@ class HistoryTables:
         )  # fmt: skip
 
     def _history_versions(self, shard: int, key: str, first: int, last: int, down: bool, limit: int) -> Iterator[Row]:
-        yield self._mark(shard, 18)
+        yield self._mark(shard, 20)
         found = [one for one in self._chains.get(key, []) if first <= one.version <= last]
-        yield from map(self._header, found[:: -1 if down else 1][:limit])
+        yield from ((*self._header(one), None, None) for one in found[:: -1 if down else 1][:limit])
 
     def _history_at(
         self, shard: int, key: str, whole: bool, beyond: str, version: int, n: int, time: datetime | str, **_: Any

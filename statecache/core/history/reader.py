@@ -21,12 +21,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.core.history.gaps import Gap, asked_of, gap_of, missing_of_row
-from statecache.core.history.hashes import proven_version
+from statecache.core.history.hashes import proven_until_damaged, proven_version
 from statecache.core.history.tail import Tail, Watermark
 from statecache.core.history.values import VersionAt
 from statecache.errors import RedisUnavailable
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.model import Position
 
+_Page = tuple[Watermark, Sequence[Sequence[Any]]]
 PAGE = 500
 """How many versions are read at once."""
 VALUES_BYTES_MAX = 16 * 1024 * 1024
@@ -303,12 +305,13 @@ class HistoryReader:
         last: int = VERSION_MAX,
         reverse: bool = False,
         unflushed: bool = True,
+        proven: bool = True,
         seconds: float,
     ) -> AsyncIterator[list[Version]]:
         """Yield pages of a key's versions, in order or from the newest on; each has that many seconds.
 
         Raises HistoryIncomplete where what is not flushed cannot be known: behind all that Postgres holds, or, from the
-        newest on, at once.
+        newest on, at once; and with `proven` HistoryDamaged for a row that does not fit its hash, behind those before.
         """
         if reverse:
             ahead = await self._ahead(key, monotonic() + seconds) if unflushed else []
@@ -317,8 +320,11 @@ class HistoryReader:
         backoff = Backoff(0.005, 0.25)
         while first <= last:
             end = monotonic() + seconds
-            mark, page = await self._page(key, first, last, end, down=reverse)
+            mark, rows = await self._page(key, first, last, end, down=reverse)
+            page, damage = proven_until_damaged(rows) if proven else ([*map(version_of_row, rows)], None)
             yield page
+            if damage is not None:
+                raise damage
             if page:
                 first, last = (first, page[-1].version - 1) if reverse else (page[-1].version + 1, last)
             if len(page) == PAGE:
@@ -338,7 +344,7 @@ class HistoryReader:
             mark, tip = await self._page(key, 1, VERSION_MAX, end, down=True, limit=1)
             tail = await self._tail(mark, key, end)
             if not tail.lacking:
-                held = tip[0].version if tip else 0
+                held = tip[0][2] if tip else 0
                 return [one for one in tail.versions if one.key == key and one.version > held]
             await self._again(key, tail, backoff, end)
 
@@ -348,15 +354,11 @@ class HistoryReader:
             raise HistoryIncomplete(key, reason=tail.lacking)
         await self._redis.io.sleep(backoff.take())
 
-    async def _page(
-        self, key: str, first: int, last: int, end: float, *, down: bool, limit: int = PAGE
-    ) -> tuple[Watermark, list[Version]]:
-        asked = {
-            "key": key, "shard": self._keys.shard(key), "first": first, "last": last, "down": down, "limit": limit,
-        }  # fmt: skip
+    async def _page(self, key: str, first: int, last: int, end: float, *, down: bool, limit: int = PAGE) -> _Page:
+        asked = {"key": key, "shard": self._keys.shard(key), "first": first, "last": last, "down": down}
+        asked["limit"] = limit
         rows = await self._postgres.fetch("history_versions", asked, seconds=max(end - monotonic(), 0.001))
-        versions = sorted((version_of_row(row) for row in rows if row[2] is not None), key=lambda one: one.version)
-        return _mark(rows), versions[::-1] if down else versions
+        return _mark(rows), sorted((row for row in rows if row[2] is not None), key=itemgetter(2), reverse=down)
 
     async def _at(self, key: str, point: Point, end: float, *, whole: bool) -> Seen:
         asked = self._asked(key, point, whole=whole)
@@ -389,7 +391,7 @@ def _mark(rows: Sequence[Sequence[Any]]) -> Watermark:
 
 
 def _found(rows: Sequence[Sequence[Any]]) -> dict[str, Version]:
-    return {row[17]: proven_version(row) for row in rows if row[17] is not None and row[2] is not None}
+    return {row[17]: proven_version(row, row[20:22]) for row in rows if row[17] is not None and row[2] is not None}
 
 
 def _value(version: Version, read: bytes | None) -> bytes | None:
