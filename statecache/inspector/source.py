@@ -204,7 +204,7 @@ class Source:
         """
         caution = ""
         try:
-            found = await self.runtime.history.version_at(key, point, end=self.end)
+            found = await self.runtime.history.version_at(key, point, as_bound=point == Point(), end=self.end)
         except HistoryIncomplete as error:
             held = await self._newest_held(key, point)
             if held is None:
@@ -259,7 +259,7 @@ class Source:
     async def newest_version(self, key: str) -> int:
         """Return the number of a key's newest version, 0 where there is none."""
         try:
-            found = await self.runtime.history.version_at(key, Point(), end=self.end)
+            found = await self.runtime.history.version_at(key, Point(), as_bound=True, end=self.end)
         except HistoryIncomplete:
             held = await self._newest_held(key, Point())
             return 0 if held is None else held.version
@@ -303,7 +303,7 @@ class Source:
     async def group_at(self, group: str, n: int | None) -> list[Version]:
         """Return the newest version of each key of a group at a position of its shard, those that were deleted too."""
         point = Point() if n is None else Point(n=n)
-        return await self.runtime.history.keys_at(group, point, end=self.end)
+        return await self.runtime.history.keys_at(group, point, as_bound=n is None, end=self.end)
 
     async def group_checkpoints(self, group: str) -> list[Checkpoint]:
         """Return the newest checkpoints of a group and of its keys."""

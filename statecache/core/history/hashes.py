@@ -29,6 +29,11 @@ def proven_version(row: Sequence[Any], hashes: Sequence[Any]) -> Version:
     return one
 
 
+def proven_by_key(rows: Sequence[Sequence[Any]]) -> dict[str, Version]:
+    """Read rows of `history_at`, by key; raise HistoryDamaged for one that does not fit its hash."""
+    return {row[17]: proven_version(row, row[20:22]) for row in rows if row[17] is not None and row[2] is not None}
+
+
 def proven_until_damaged(rows: Sequence[Sequence[Any]]) -> tuple[list[Version], HistoryDamaged | None]:
     """Read rows of `history_versions` up to the first that does not fit its hash, and return why not."""
     versions: list[Version] = []

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.core.history.gaps import Gap, asked_of, gap_of, missing_of_row
-from statecache.core.history.hashes import proven_until_damaged, proven_version
+from statecache.core.history.hashes import proven_by_key, proven_until_damaged
 from statecache.core.history.tail import Tail, Watermark
 from statecache.core.history.values import VersionAt
 from statecache.errors import RedisUnavailable
@@ -78,14 +78,14 @@ class Point(NamedTuple):
     def __str__(self) -> str:
         if self.version != VERSION_MAX:
             return f"version {self.version}"
-        return f"change up to {self._place}"
+        return "version" if self == Point() else f"change up to {self._place}"
 
     @property
     def moment(self) -> str:
         """What is asked for at the point: a version, or the state at that time."""
         if self.version != VERSION_MAX:
             return str(self)
-        return f"state at {self._place}"
+        return "current state" if self == Point() else f"state at {self._place}"
 
     @property
     def _place(self) -> str:
@@ -162,7 +162,7 @@ class HistoryReader:
             asked = self._asked(key, point, whole=False) | {"keys": [key], "versions": [point.version]}
             names = ("history_at", "history_values")
             rows, values = await self._postgres.fetch_each(names, asked, seconds=max(end - monotonic(), 0.001))
-            found = _found(rows).get(key)
+            found = proven_by_key(rows).get(key)
             if found is not None and found.version == point.version:
                 place = VersionAt(key, found.version)
                 seconds = max(end - monotonic(), 0.001)
@@ -180,12 +180,13 @@ class HistoryReader:
             return at_moment(best, point.time)
         near = point.version if point.version != VERSION_MAX else 0
         nearest = await self._nearest(key, near, end)
-        why = "nothing of it is that old" if best is None else f"its newest is version {best.version}"
+        old = "nothing was ever written there" if point == Point() else "nothing of it is that old"
+        why = old if best is None else f"its newest is version {best.version}"
         raise VersionNotFound(key, wanted=str(point), reason=why, nearest=nearest)
 
     async def _refuse_unknown(self, point: Point, gaps: Sequence[Gap], end: float) -> None:
         """Raise VersionNotFound where a version that is missing may have been current at a point."""
-        if point == Point() or not gaps:
+        if not gaps:
             return
         asked = {"shard": self._keys.shard(gaps[0].key), **asked_of(gaps)}
         for row in await self._postgres.fetch("history_gaps", asked, seconds=max(end - monotonic(), 0.001)):
@@ -272,11 +273,11 @@ class HistoryReader:
                 yield [_value(each, read.get(each.version)) for each in some]
                 some = []
 
-    async def keys_at(self, group: str, point: Point, *, end: float) -> list[Version]:
+    async def keys_at(self, group: str, point: Point, *, as_bound: bool = False, end: float) -> list[Version]:
         """Return the newest version of each key of a group that is no later than a point, sorted by key.
 
-        Raises VersionNotFound for a key of which versions are missing that may be later, and for a point that is yet to
-        come; HistoryIncomplete where it cannot be known, and PostgresUnavailable past `end`.
+        Raises VersionNotFound for a key of which versions are missing that may be later, but for those `as_bound` of a
+        listing, and for a point yet to come; HistoryIncomplete where it is not known, PostgresUnavailable past `end`.
         """
         backoff = Backoff(0.005, 0.25)
         while True:
@@ -294,7 +295,7 @@ class HistoryReader:
                     await self._again(group, tail, backoff, end)
                     continue
                 await self._refuse_beyond(group, point, mark, tail, end)
-            await self._refuse_unknown(point, [*gaps.values()], end)
+            await self._refuse_unknown(point, [] if as_bound else [*gaps.values()], end)
             return [at_moment(found[key], point.time) for key in sorted(found)]
 
     async def versions(
@@ -367,7 +368,7 @@ class HistoryReader:
             names, asked = [*names, "position_lineage"], asked | {"epoch": point.epoch}
         rows, *lineage = await self._postgres.fetch_each(names, asked, seconds=seconds)
         cut, epoch = lineage[0][0] if lineage else (None, None)
-        found, there = _found(rows), [row for row in rows if row[17] is not None]
+        found, there = proven_by_key(rows), [row for row in rows if row[17] is not None]
         gaps = (gap_of(row[17], found.get(row[17]), row[19], row[18]) for row in there)
         newest = {row[17]: row[18] for row in there}
         return Seen(_mark(rows), found, newest, {gap.key: gap for gap in gaps if gap is not None}, cut, epoch)
@@ -388,10 +389,6 @@ class HistoryReader:
 
 def _mark(rows: Sequence[Sequence[Any]]) -> Watermark:
     return next(Watermark(row[0], row[1]) for row in rows if row[1] is not None)
-
-
-def _found(rows: Sequence[Sequence[Any]]) -> dict[str, Version]:
-    return {row[17]: proven_version(row, row[20:22]) for row in rows if row[17] is not None and row[2] is not None}
 
 
 def _value(version: Version, read: bytes | None) -> bytes | None:
