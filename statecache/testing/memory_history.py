@@ -106,9 +106,8 @@ class HistoryTables:
             then = [each for each in chain if (each.version == said.version if before is None else each.n <= before.n)]
             if then:
                 made_from = (origin, then[-1].version, then[-1].change_id)
-                rows.append(
-                    (one.key, one.version, one.change_id, *made_from, one.at, one.writer, one.actor, one.reason)
-                )
+                said_by = (one.at, one.writer, one.actor, one.reason)
+                rows.append((one.key, one.version, one.change_id, *made_from, *said_by, False))
         return rows
 
 
