@@ -94,6 +94,11 @@ class HistoryTables:
         found = [row for row in self._links() if row[3] == key or (whole and key + "/" < row[3] < beyond)]
         return sorted(found, key=lambda row: (row[3], row[4], row[6], row[0]))[:limit]
 
+    def _origins_now(self, keys: Sequence[str], ns: Sequence[int]) -> Iterator[Row]:
+        for at, (key, n) in enumerate(zip(keys, ns, strict=True), 1):
+            if then := [one for one in self._chains.get(key, []) if one.n <= n]:
+                yield at, then[-1].version, then[-1].change_id
+
     def _links(self) -> list[Row]:
         """Return what changes were made from, as their reasons say."""
         rows: list[Row] = []
