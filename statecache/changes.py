@@ -57,7 +57,8 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     """A change that was made from one of another key: `branch` began with it, `merge` took into it what was done there.
 
     `version` of `key` was made by `change_id`, from `origin_version` of `origin`, which `origin_change_id` made. That
-    is empty as long as Postgres, which has gone back, does not hold it again.
+    is empty as long as Postgres, which has gone back, does not hold it again. Of a group's branch `origin_version` is
+    then the newest that is there of those up to where it began, or 0: it changes once the others are there.
     """
 
     kind: Literal["branch", "merge"]

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -214,8 +214,13 @@ def link(before: bytes, change: ChangeRecord, commit: ChangeSet, digest: bytes) 
         change.key, change.op, change.change_id, change.parent_change_id, change.encoding, change.schema,
         commit.writer, commit.actor, commit.reason,
     )  # fmt: skip
-    numbers = _HEAD.pack(len(before), change.version, *commit.position, *map(len, said))
-    return sha256(b"".join((numbers, before, "".join(said).encode(), digest))).digest()
+    return link_of(before, said, (change.version, *commit.position), digest)
+
+
+def link_of(before: bytes, said: Sequence[str], numbers: tuple[int, int, int], digest: bytes) -> bytes:
+    """Return the hash of a change that says these, in the order of `link`: its texts, version, epoch and n."""
+    head = _HEAD.pack(len(before), *numbers, *map(len, said))
+    return sha256(b"".join((head, before, "".join(said).encode(), digest))).digest()
 
 
 def begins_anew(change_set: ChangeSet, change: ChangeRecord) -> bool:

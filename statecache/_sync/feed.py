@@ -18,6 +18,7 @@ from statecache.core.feed.feed import ROWS, Feed
 from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.view import VerbGroup
 from statecache.expiry import expires_at
+from statecache.history_errors import HistoryDamaged
 from statecache.model import Position
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ class Feeds(VerbGroup[D], Generic[D]):
 
         With a type, the records of steps and checkpoints are left out. `timeout` bounds each exchange with a server, in
         seconds. Raises CursorEnded where changes cannot be read on from the cursor, LeaseLost where another process has
-        the consumer's name, and CodecError for a value that is not of the type; asked again, it goes on behind that
-        one.
+        the consumer's name, CodecError for a value that is not of the type, and HistoryDamaged for a change that does
+        not fit its hash, or its value its digest; asked again, it goes on behind that one.
         """
         self._view.end_of(timeout)
         feed = Feed(self._runtime, self._view.full(prefix), since, follow=follow)
@@ -102,7 +103,7 @@ class Feeds(VerbGroup[D], Generic[D]):
 
         What a key went through between two looks is left out. Of each key versions go up. Only what is durable is
         given. With `initial` all that is there comes first, by key. With a type, the records of steps and checkpoints
-        are left out. `timeout` bounds each exchange with a server, in seconds.
+        are left out. `timeout` bounds each exchange with a server, in seconds. Raises HistoryDamaged as `changes` does.
         """
         self._view.end_of(timeout)
         feed = Feed(self._runtime, self._view.full(prefix), "now")
@@ -129,6 +130,8 @@ class Following(Generic[V]):
     def _change(self, row: Row) -> Change[V]:
         shard, n, _, late, key, op, data, version, epoch, change_id, parent, encoding, schema = row[:13]
         value = None
+        if isinstance(data, HistoryDamaged):
+            raise data
         if op == "set" and data is not None:
             value = self._codec.decode(bytes(data), key=key, encoding=encoding, schema=schema)
         return Change(

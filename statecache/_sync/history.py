@@ -72,8 +72,10 @@ class History(VerbGroup[D], Generic[D]):
         `since` and `until` are versions or times, both included. With `values` each change brings its value, decoded;
         without, `value` is None. `kept` says whether the history still has it. What Postgres does not hold yet comes
         too, marked as not `durable`; `unflushed=False` leaves it out. `timeout` bounds each page, in seconds. Raises
-        HistoryIncomplete where what is not flushed cannot be known, behind all that is; HistoryDamaged where a value
-        cannot be read from what is kept; CodecError; PostgresUnavailable.
+        HistoryIncomplete where what is not flushed cannot be known, behind all that is; HistoryDamaged, behind what
+        comes before it, for a change that does not fit its hash, and where a value cannot be read from what is kept, or
+        is not what its digest says (without `values` none is read, so none is compared); CodecError;
+        PostgresUnavailable.
         """
         view, key = self._view, checked_key(self._view.full(name))
         if limit is not None and (not isinstance(limit, int) or limit < 0):

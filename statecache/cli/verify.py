@@ -60,8 +60,9 @@ def verify(
 
     Each version's value is made again from what is kept and compared with its digest; each change's hash with that of
     the change before it; versions, parents and the current state with each other; what branches and merges were made
-    from with what their changes say; and whether what checkpoints name is kept. It only reads, and workers may go on
-    meanwhile. Where it is interrupted, it says from where on to go on. Exit status 1 where anything is broken.
+    from with what their changes say; gaps with what is recorded as lost or parked; and whether what checkpoints name is
+    kept, and what no policy may have let go. It only reads, and workers may go on meanwhile. Where it is interrupted,
+    it says from where on to go on. Exit status 1 where anything is broken.
 
     \b
     Examples:

@@ -204,7 +204,7 @@ class Source:
         """
         caution = ""
         try:
-            found = await self.runtime.history.version_at(key, point, end=self.end)
+            found = await self.runtime.history.version_at(key, point, as_bound=point == Point(), end=self.end)
         except HistoryIncomplete as error:
             held = await self._newest_held(key, point)
             if held is None:
@@ -259,7 +259,7 @@ class Source:
     async def newest_version(self, key: str) -> int:
         """Return the number of a key's newest version, 0 where there is none."""
         try:
-            found = await self.runtime.history.version_at(key, Point(), end=self.end)
+            found = await self.runtime.history.version_at(key, Point(), as_bound=True, end=self.end)
         except HistoryIncomplete:
             held = await self._newest_held(key, Point())
             return 0 if held is None else held.version
@@ -268,7 +268,10 @@ class Source:
         return found.version
 
     async def versions(self, key: str, until: int | None) -> list[Version]:
-        """Return a page of a key's versions, the newest first: those up to `until`, and one more than are listed."""
+        """Return a page of a key's versions, the newest first: those up to `until`, and one more than are listed.
+
+        They are listed as their rows are, so that what is damaged hides nothing: what one held is compared when shown.
+        """
         last = {} if until is None else {"last": until}
         try:
             return await self._page(key, unflushed=True, **last)
@@ -277,7 +280,9 @@ class Source:
 
     async def _page(self, key: str, *, unflushed: bool, **last: int) -> list[Version]:
         found: list[Version] = []
-        pages = self.runtime.history.versions(key, reverse=True, unflushed=unflushed, seconds=self.seconds, **last)
+        pages = self.runtime.history.versions(
+            key, reverse=True, unflushed=unflushed, proven=False, seconds=self.seconds, **last
+        )
         async for page in pages:
             found += page
             if len(found) > VERSIONS_MAX:
@@ -298,7 +303,7 @@ class Source:
     async def group_at(self, group: str, n: int | None) -> list[Version]:
         """Return the newest version of each key of a group at a position of its shard, those that were deleted too."""
         point = Point() if n is None else Point(n=n)
-        return await self.runtime.history.keys_at(group, point, end=self.end)
+        return await self.runtime.history.keys_at(group, point, as_bound=n is None, end=self.end)
 
     async def group_checkpoints(self, group: str) -> list[Checkpoint]:
         """Return the newest checkpoints of a group and of its keys."""

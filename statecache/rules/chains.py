@@ -3,10 +3,13 @@
 A key's changes are walked from the first on. Of each row is asked:
 
     missing    its version follows on the one before, or it says that there is a gap
+    gap        where it says so, versions are missing, and something is recorded as lost or parked where they were
     parent     the change before it is the one that it names as its parent
-    value      what is kept of its value gives one, of that size, with that digest
+    value      what is kept of its value gives one, of that size, with that digest; it is gone only where a policy may
+               have let it go (`rules.retention`)
     keyframe   reading it begins where its newest keyframe is
     hash       its hash is over the hash of the change before it, what it says of itself, and its digest
+    at         all changes of its commit say that they were made at the same time
     shard      it is in the shard of its key
     branch     it is recorded as made from what its reason says, and from nothing else (`rules.links`)
     pinned     its value is kept where a checkpoint names it
@@ -14,8 +17,9 @@ A key's changes are walked from the first on. Of each row is asked:
 
 A value that a checkpoint names stays from then on. Where values may go by a policy, a checkpoint counts that was made
 while the value was the current one: one that was made, renamed or brought back later may have come too late for it.
-No hash is over `at`, `gap` and `size`: the last `at` is compared with the state, a `size` with the value that is kept,
-and the rest of them is believed.
+No hash is over `at`, `gap` and `size`: an `at` is compared with those of the same commit, the last one with the state,
+that of what was made from another key with the record of that; a `size` with the value while there is one; a `gap` with
+what is there and what is recorded. The rest of them is believed.
 
 A hash may begin anew: with a key's first change, behind a gap, and behind what was erased. It is due up to the n to
 which all hashes of the shard were reckoned. Values may be gone (pruned, or never kept); what was erased is gone with
@@ -35,8 +39,9 @@ from statecache.history import Damage, is_delta, link, unpacked
 from statecache.model import ChangeRecord, ChangeSet
 from statecache.rules.links import Due, Linked, wrong_link
 from statecache.rules.pins import Pin, is_pinned
+from statecache.rules.retention import RecordedPolicy
 
-What = Literal["missing", "parent", "value", "keyframe", "hash", "shard", "branch", "pinned", "state"]
+What = Literal["missing", "gap", "parent", "value", "keyframe", "hash", "at", "shard", "branch", "pinned", "state"]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,8 +68,10 @@ class ChainRow(NamedTuple):
     """One change as it stands in its chain, and what its shard says: up to which n there are hashes, or no rows.
 
     `origin` is the value that it is a delta to where it is one to another key's; `erased` says that it may be blank.
-    `link` is what is recorded of what it was made from, `due` what is to be. `pins` are those of its key, where values
-    of that are gone.
+    `link` is what is recorded of what it was made from, `due` what is to be. `pins` are those of its key, and `policy`
+    is that of its namespace, where values of that are gone. `gap_known` says of a gap whether anything is recorded as
+    lost or parked where its versions were, `same_at` whether its whole commit says the same time. `newest` is the
+    newest version of its key, as the state has it.
     """
 
     change_set: ChangeSet
@@ -87,6 +94,15 @@ class ChainRow(NamedTuple):
     link: Linked | None = None
     due: Due | None = None
     pins: Sequence[MadePin] = ()
+    policy: RecordedPolicy | None = None
+    gap_known: bool = True
+    same_at: bool = True
+    newest: int | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its value is not kept with it."""
+        return self.change.op == "set" and not self.erased and (self.value, self.packed) == (None, None)
 
 
 class StateRow(NamedTuple):
@@ -137,12 +153,13 @@ class Walk:
     def take(self, row: ChainRow) -> Iterator[Fault]:
         """Yield what is wrong with the next row of the key."""
         self.counts.changes += 1
-        yield from self._pinned(row.change_set.position.n)
+        yield from self._gone(row)
         yield from self._follows(row)
         yield from self._stands(row)
         if row.erased:
             self.counts.erased += 1
-            if (row.value, row.packed, row.digest, row.hash) != (None,) * 4 or row.change_set.writer:
+            blank = (row.value, row.packed, row.digest, row.hash, row.size or None)
+            if blank != (None,) * 5 or row.change_set.writer:
                 yield _fault(row, "value", "it was erased, and something of it is there")
             self._value, self._base = None, 0
         else:
@@ -153,8 +170,8 @@ class Walk:
     def end(self, state: StateRow | None, key: str) -> Iterator[Fault]:
         """Yield what is wrong with the key's state, now that its last change was walked."""
         last = self._before
-        if last is not None and (state is None or state.version != last.change.version):
-            yield from self._pinned(None)
+        stands = last is not None and state is not None and state.version == last.change.version
+        yield from self._gone(None, stands=stands)
         if last is None or (state is not None and state.op == "quarantined" and state.version > last.change.version):
             return
         change = last.change
@@ -177,15 +194,24 @@ class Walk:
     def _differs(self, value: bytes, last: ChainRow) -> str:
         if last.digest is None:
             return "" if self._value in (None, value) else "its value is not that of its last change"
-        return "" if sha256(value).digest() == last.digest else "its value is not what the digest of its change says"
+        if sha256(value).digest() != last.digest:
+            return "its value is not what the digest of its change says"
+        said = last.size if last.is_gone else None
+        return "" if said in (None, len(value)) else f"its value has {len(value)} bytes, its last change says {said}"
 
     def _follows(self, row: ChainRow) -> Iterator[Fault]:
         """Yield what is wrong with the row's place: rows missing before it, another parent than it names."""
         before, change = self._before, row.change
         expected = 1 if before is None else before.change.version + 1
         missing = change.version > expected
-        excused = row.gap or (missing and row.kept_after > (0 if before is None else before.change_set.position.n))
+        deleted = missing and row.kept_after > (0 if before is None else before.change_set.position.n)
+        excused = deleted or (row.gap and missing)
         self._torn = missing and not row.gap
+        if row.gap and not missing:
+            yield _fault(row, "gap", "it says that versions before it are missing, and none is")
+        elif row.gap and not deleted and not row.gap_known:
+            detail = "it says that versions before it are missing, and nothing is recorded as lost or parked there"
+            yield _fault(row, "gap", detail)
         if excused:
             return
         if missing:
@@ -197,21 +223,28 @@ class Walk:
             yield _fault(row, "parent", f"it names {change.parent_change_id or 'none'} as its parent, and {is_before}")
 
     def _stands(self, row: ChainRow) -> Iterator[Fault]:
-        """Yield what is wrong with the row's shard, and with what is recorded of what it was made from."""
+        """Yield what is wrong with the row's shard and time, and with what is recorded of what it was made from."""
         if row.shard != row.key_shard:
             yield _fault(row, "shard", f"it is in shard {row.shard}, its key in {row.key_shard}")
+        if not row.same_at:
+            yield _fault(row, "at", "another change of its commit says another time")
         if detail := wrong_link(row.link, row.due, row.change_set.at, recorded=row.hash is not None):
             yield _fault(row, "branch", detail)
 
-    def _pinned(self, next_n: int | None) -> Iterator[Fault]:
-        """Yield that the last row's value is gone although a checkpoint names it, given the n of what follows."""
+    def _gone(self, following: ChainRow | None, *, stands: bool = False) -> Iterator[Fault]:
+        """Yield that the last row's value is gone and may not be, given what follows and whether the state has it."""
         row = self._before
-        if row is None or row.erased or row.change.op != "set" or not row.pins:
+        if row is None or not row.is_gone:
             return
-        n = row.change_set.position.n
+        n, next_n = row.change_set.position.n, None if following is None else following.change_set.position.n
         counts = [pin for pin, made in row.pins if made is None or (n <= made and (next_n is None or made < next_n))]
-        if (row.value, row.packed) == (None, None) and is_pinned(counts, row.change.key, row.change.version, n, next_n):
+        if not stands and is_pinned(counts, row.change.key, row.change.version, n, next_n):
             yield _fault(row, "pinned", "its value is gone, and a checkpoint names it")
+        elif row.policy is None or not row.policy.may_have_let_go(
+            row.change_set.at, None if following is None else following.change_set.at,
+            newer=None if row.newest is None else row.newest - row.change.version,
+        ):  # fmt: skip
+            yield _fault(row, "value", "its value is gone, and no policy may have let it go")
 
     def _reads(self, row: ChainRow) -> Iterator[Fault]:
         """Yield what is wrong with the row's value, and take note of it for the next."""
@@ -244,7 +277,9 @@ class Walk:
                 yield _fault(row, "value", "its digest is missing")
         elif sha256(value).digest() != row.digest:
             yield _fault(row, "value", "the value is not what its digest says")
-        if row.size not in (None, len(value)):
+        if row.size is None and row.packed is not None:
+            yield _fault(row, "value", "its size is missing")
+        elif row.size not in (None, len(value)):
             yield _fault(row, "value", f"the value has {len(value)} bytes, and {row.size} are said")
 
     def _links(self, row: ChainRow) -> Iterator[Fault]:

@@ -11,7 +11,10 @@ from typing import NamedTuple
 
 
 class Linked(NamedTuple):
-    """What the table says that a change was made from, and when; `change_id` is empty for a version not there then."""
+    """What the table says that a change was made from, and when; `change_id` is empty for a version not there then.
+
+    Of a position, an empty one says that it was not certain which version was the newest up to there.
+    """
 
     origin: str
     version: int
@@ -50,7 +53,10 @@ def wrong_link(link: Linked | None, due: Due | None, at: datetime, *, recorded: 
         if not recorded or due.version is None:
             return ""
         return f"it is not recorded that it was made from {due.origin}@{due.version}"
-    unknown = due.said is None and due.linked_id is None and link.version > (due.newest or 0)
+    newest = due.newest or 0
+    unknown = due.said is None and (
+        (due.linked_id is None and link.version > newest) or (not link.change_id and link.version <= newest)
+    )
     if link.origin != due.origin or (link.version != due.version and not unknown):
         made_from = due.origin if due.version is None else f"{due.origin}@{due.version}"
         return f"it is recorded as made from {link}, and its reason says {made_from}"

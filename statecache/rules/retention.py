@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from statecache.errors import UsageError
 from statecache.retention import HISTORIES, History, Retention
 
 _COUNT_MAX = 1_000_000_000
 _AGE_MAX = timedelta(days=36_500)
+HEEDED = timedelta(minutes=5)
+"""So long after it was recorded a policy is heeded everywhere, whatever clocks differ by."""
+
+
+class RecordedPolicy(NamedTuple):
+    """What is recorded of a namespace's history, since when, and when that was read, by the clock of Postgres."""
+
+    retention: Retention
+    since: datetime
+    read_at: datetime
+
+    def may_have_let_go(self, at: datetime, replaced_at: datetime | None, *, newer: int | None) -> bool:
+        """Whether this policy, or one that was recorded before, may have let the value of a change go.
+
+        The change was made and replaced at these times, and its key has had so many newer versions; None where it is
+        the newest, or that is not known. Of an earlier policy nothing is known: it may have let go all that is older.
+        """
+        if at <= self.since + HEEDED or self.retention.history == "latest":
+            return True
+        if replaced_at is None or not self.retention.bounded:
+            return False
+        age, count = self.retention.max_age, self.retention.max_count
+        if age is not None and replaced_at >= self.read_at - age + HEEDED:
+            return False
+        return newer is None or newer >= (count or 1)
 
 
 def checked_retention(

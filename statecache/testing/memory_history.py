@@ -34,9 +34,9 @@ class HistoryTables:
         )  # fmt: skip
 
     def _history_versions(self, shard: int, key: str, first: int, last: int, down: bool, limit: int) -> Iterator[Row]:
-        yield self._mark(shard, 18)
+        yield self._mark(shard, 20)
         found = [one for one in self._chains.get(key, []) if first <= one.version <= last]
-        yield from map(self._header, found[:: -1 if down else 1][:limit])
+        yield from ((*self._header(one), None, None) for one in found[:: -1 if down else 1][:limit])
 
     def _history_at(
         self, shard: int, key: str, whole: bool, beyond: str, version: int, n: int, time: datetime | str, **_: Any
@@ -94,6 +94,11 @@ class HistoryTables:
         found = [row for row in self._links() if row[3] == key or (whole and key + "/" < row[3] < beyond)]
         return sorted(found, key=lambda row: (row[3], row[4], row[6], row[0]))[:limit]
 
+    def _origins_now(self, keys: Sequence[str], ns: Sequence[int]) -> Iterator[Row]:
+        for at, (key, n) in enumerate(zip(keys, ns, strict=True), 1):
+            if then := [one for one in self._chains.get(key, []) if one.n <= n]:
+                yield at, then[-1].version, then[-1].change_id
+
     def _links(self) -> list[Row]:
         """Return what changes were made from, as their reasons say."""
         rows: list[Row] = []
@@ -106,9 +111,8 @@ class HistoryTables:
             then = [each for each in chain if (each.version == said.version if before is None else each.n <= before.n)]
             if then:
                 made_from = (origin, then[-1].version, then[-1].change_id)
-                rows.append(
-                    (one.key, one.version, one.change_id, *made_from, one.at, one.writer, one.actor, one.reason)
-                )
+                said_by = (one.at, one.writer, one.actor, one.reason)
+                rows.append((one.key, one.version, one.change_id, *made_from, *said_by, False))
         return rows
 
 

@@ -75,7 +75,7 @@ class Stored(NamedTuple):
         value = self.value if self.kept else None
         return (self.shard, self.n, self.part, 0, self.key, self.op, value, self.version, EPOCH, self.change_id,
                 self.parent_change_id, self.encoding, self.schema, self.writer, self.actor, self.reason, self.at, True,
-                None, None, None, None)  # fmt: skip
+                None, None, None, None, None, None)  # fmt: skip
 
 
 class _Reader(NamedTuple):

@@ -8,9 +8,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, HistoryDamaged, Settings
+from statecache import AsyncStateCache, HistoryDamaged, Settings, VersionNotFound
 from statecache_workers import origins, quarantine_release
 from statecache_workers.flusher import Flusher
+from statecache_workers.verification import verify
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, MakeWorker, flush, flushing, rows
 
@@ -236,3 +237,50 @@ async def test_a_users_own_words_are_nothing_to_the_flush(
     await flush(worker)
     assert rows(psql, LINKS) == []
     assert rows(psql, "SELECT count(*) FROM quarantine") == [(0,)]
+
+
+async def _group_branched(cache: AsyncStateCache, worker: Worker, psql: Psql, versions: str) -> None:
+    """Branch a group, and have it flushed by a Postgres that has gone back and parks these versions of a key of it."""
+    for number in (1, 2):
+        await cache.set("base/1/part", {"step": number, "ours": 0, "theirs": 0})
+        await flush(worker)
+    await cache.branch("base/1", "copy/1", group=True)
+    those = f"key = 'base/1/part' AND version IN ({versions})"
+    psql.execute(f"CREATE TABLE parked AS SELECT * FROM change WHERE {those}".encode())
+    psql.execute("CREATE TABLE whole AS SELECT * FROM state WHERE key = 'base/1/part'")
+    psql.execute("UPDATE state SET op = 'quarantined', value = '' WHERE key = 'base/1/part'")
+    psql.execute("DELETE FROM change c USING parked p WHERE (c.key, c.version) = (p.key, p.version)")
+    await flush(worker)
+
+
+def _taken_in(psql: Psql) -> None:
+    psql.execute("INSERT INTO change SELECT * FROM parked")
+    psql.execute("UPDATE state s SET op = w.op, value = w.value FROM whole w WHERE w.key = s.key")
+
+
+@pytest.mark.parametrize(("versions", "found"), [("2", 1), ("1, 2", 0)])
+async def test_a_groups_branch_that_is_flushed_before_its_origin_is_merged_once_that_is_there(
+    cache: AsyncStateCache, worker: Worker, psql: Psql, settings: Settings, versions: str, found: int
+) -> None:
+    await _group_branched(cache, worker, psql, versions)
+    assert rows(psql, LINKS) == [("copy/1/part", 1, "base/1/part", found)]
+    (link,) = await cache.ancestry("copy/1/part")
+    assert (link.origin, link.origin_version) == ("base/1/part", found)
+    await cache.update("copy/1/part", lambda then: {**then, "theirs": 1})
+    async with flushing(worker):
+        with pytest.raises(VersionNotFound, match="missing") as caught:
+            await cache.merge("copy/1/part", "base/1/part", timeout=5)
+        assert caught.value.key == "base/1/part"
+        _taken_in(psql)
+        (link,) = await cache.ancestry("copy/1/part")
+        (other,) = await cache.branches("base/1/part")
+        assert link == other
+        ((change_id,),) = rows(psql, "SELECT change_id FROM change WHERE key = 'base/1/part' AND version = 2")
+        assert (link.origin_version, link.origin_change_id) == (2, change_id)
+        assert (await verify(settings))[1] == []
+        await cache.update("copy/1/part", lambda then: {**then, "step": 1})
+        await cache.update("base/1/part", lambda then: {**then, "ours": 1})
+        merged = await cache.merge("copy/1/part", "base/1/part")
+        assert merged.value == {"step": 1, "ours": 1, "theirs": 1}, "step 2 is what both began with"
+    psql.execute("DELETE FROM branch WHERE key = 'copy/1/part'")
+    assert ("copy/1/part", 1, "branch") in {(one.key, one.version, one.what) for one in (await verify(settings))[1]}

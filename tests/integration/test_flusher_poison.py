@@ -13,6 +13,7 @@ from statecache import Settings
 from statecache.errors import PostgresUnavailable
 from statecache.keys import KeySpace
 from statecache_workers.foreign_entries import ENTRIES_PER_PAGE, PAGES_PER_TURN
+from statecache_workers.verification import verify
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import TURNS_S, Agents, Log, MakeWorker, flush, flushed, rows, turn_until
 from tests.fixtures.servers import every_redis
@@ -116,7 +117,7 @@ async def test_a_key_in_another_shards_stream_is_parked(agents: Agents, worker: 
 
 
 async def test_a_key_in_another_shards_stream_is_parked_though_its_tip_is_remembered(
-    agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace
+    agents: Agents, worker: Worker, psql: Psql, log: Log, redis_raw: Any, keys: KeySpace, settings: Settings
 ) -> None:
     home, stranger = agents.key_on(0), agents.key_on(1)
     agents.commit(home)
@@ -126,6 +127,7 @@ async def test_a_key_in_another_shards_stream_is_parked_though_its_tip_is_rememb
     await flush(worker)
     assert log.of("quarantined")[0]["reason"] == "its key belongs to shard 0"
     assert rows(psql, "SELECT shard, version FROM change WHERE key = %s ORDER BY version", home) == [(0, 1), (0, 3)]
+    assert (await verify(settings))[1] == [], "the gap is known, though what was parked is in another shard"
 
 
 async def test_a_violated_constraint_parks_only_the_change_that_violates_it(

@@ -11,6 +11,7 @@ import pytest
 
 from statecache import AsyncStateCache, Checkpoint, Position, Settings, State, VersionNotFound
 from statecache.keys import KeySpace
+from statecache_workers.quarantine_release import retry
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, flushing
 from tests.support.command_line import CommandLine
@@ -183,6 +184,40 @@ async def test_what_is_in_quarantine_is_not_passed_over(
         assert caught.value.nearest == 1
     with pytest.raises(VersionNotFound, match="its version 2 is in quarantine"):
         await cache.get_group_at(GROUP, position=later.position)
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+async def test_what_is_in_quarantine_is_not_passed_over_for_what_is_current(
+    cache: AsyncStateCache, worker: Worker, psql: Psql, settings: Settings, flushed: bool
+) -> None:
+    for number in (1, 2):
+        await cache.set(GROUP, number)
+        await cache.set(OTHER, number)
+    before = await cache.checkpoint(GROUP, "before", group=True, durability="memory")
+    await cache.set(OTHER, 3)
+    await flush(worker)
+    psql.execute("ALTER TABLE change ADD CONSTRAINT no_poison CHECK (actor <> 'poison')")
+    await cache.set(OTHER, 4, actor="poison")
+    if flushed:
+        await flush(worker)
+    async with flushing(worker):
+        for refused in (
+            cache.branch(GROUP, "runs/43", group=True),
+            cache.rollback(GROUP, before, group=True),
+            cache.undo(GROUP, group=True),
+            cache.diff(OTHER, 1),
+        ):
+            with pytest.raises(VersionNotFound, match=r"no current state .* version 4 is in quarantine") as caught:
+                await refused
+            assert (caught.value.key, caught.value.nearest) == (OTHER, 3)
+        assert await cache.get("runs/43") is None
+        assert (await cache.get(OTHER)).value == 4  # type: ignore[union-attr]
+        psql.execute("ALTER TABLE change DROP CONSTRAINT no_poison")
+        assert [one.done for one in await retry(settings, None)] == [True]
+        made = await cache.branch(GROUP, "runs/43", group=True)
+        assert {key: state.value for key, state in made.items()} == {"runs/43": 2, "runs/43/other": 4}
+        back = await cache.rollback(GROUP, before, group=True)
+        assert {key: state.value for key, state in back.items()} == {OTHER: 2}
 
 
 async def test_no_merge_passes_over_versions_that_may_have_been_merges(

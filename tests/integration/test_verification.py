@@ -16,6 +16,7 @@ from statecache.keys import KeySpace
 from statecache.model import ChangeRecord, ChangeSet, Position
 from statecache.rules.chains import Fault
 from statecache_workers import verification
+from statecache_workers.prune_by_hand import prune
 from statecache_workers.verification import verify
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush, rows
@@ -100,6 +101,8 @@ async def test_versions_that_were_lost_are_gaps_and_no_faults(
     await flush(worker)
     assert rows(psql, "SELECT version, gap FROM change ORDER BY 1") == [(1, False), (3, True), (4, False)]
     assert (await verify(settings))[1] == []
+    psql.execute("DELETE FROM lost")
+    assert told((await verify(settings))[1]) == {("runs/1", 3, "gap")}, "nothing says why a version is missing"
 
 
 Damage = Callable[[Psql], object]
@@ -134,7 +137,16 @@ def behind(first: int) -> set[tuple[str, int, str]]:
         (f"UPDATE change SET hash = NULL {ROW} 7", {("runs/1", 7, "hash"), ("runs/1", 8, "hash")}),
         (f"UPDATE change SET hash = NULL {ROW} 12", {("runs/1", 12, "hash")}),
         (f"UPDATE change SET keyframe = 2 {ROW} 7", {("runs/1", 7, "keyframe")}),
-        ("UPDATE change SET packed = NULL WHERE key = 'runs/1' AND version = 7", behind(8)),
+        ("UPDATE change SET packed = NULL WHERE key = 'runs/1' AND version = 7", behind(7)),
+        (f"UPDATE change SET packed = NULL, keyframe = NULL {ROW} 12", {("runs/1", 12, "value")}),
+        ("UPDATE change SET value = NULL WHERE key = 'runs/2'", {("runs/2", 1, "value")}),
+        (f"UPDATE change SET size = size + 1 {ROW} 7", {("runs/1", 7, "value")}),
+        (f"UPDATE change SET size = NULL {ROW} 7", {("runs/1", 7, "value")}),
+        (f"UPDATE change SET gap = true {ROW} 7", {("runs/1", 7, "gap")}),
+        (
+            f"DELETE FROM change {ROW} 7; UPDATE change SET gap = true {ROW} 8",
+            {("runs/1", 8, "gap"), ("runs/1", 8, "hash"), *behind(8)},
+        ),
     ],
 )
 async def test_a_broken_row_is_named(
@@ -198,6 +210,40 @@ async def test_a_branch_that_began_with_anothers_value_is_read_from_there(
     assert told((await verify(settings))[1]) == {("runs/b", 1, "value"), ("runs/b", 1, "branch")}
     psql.execute("DELETE FROM branch")
     assert told((await verify(settings))[1]) == {("runs/b", 1, "value"), ("runs/b", 1, "branch")}
+
+
+async def test_a_time_that_is_not_that_of_the_other_changes_of_its_commit_is_named(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql
+) -> None:
+    for number in (1, 2, 3):
+        async with cache.transaction("runs/1", "runs/1/part") as both:
+            both.set("runs/1", number)
+            both.set("runs/1/part", number)
+    await flush(worker)
+    assert (await verify(settings))[1] == []
+    psql.execute(f"UPDATE change SET at = at - interval '1 day' {ROW} 2".encode())
+    assert told((await verify(settings))[1]) == {("runs/1", 2, "at"), ("runs/1/part", 2, "at")}
+
+
+async def test_a_value_that_a_policy_let_go_is_no_fault_and_one_that_it_keeps_is(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql
+) -> None:
+    for number in range(1, 7):
+        await cache.set("runs/1", number)
+    await flush(worker)
+    psql.execute(
+        "INSERT INTO retention (name, history, max_count, changed_by, changed_at)"
+        " VALUES ('runs', 'full', 3, 'test', now() - interval '1 hour')"
+    )
+    assert [one.values for one in await prune(settings, "runs", dry_run=False)] == [3]
+    counts, faults = await verify(settings)
+    assert (counts.not_kept, faults) == (3, [])
+    psql.execute(f"UPDATE change SET value = NULL {ROW} 4".encode())
+    (fault,) = (await verify(settings))[1]
+    assert (fault.version, fault.what) == (4, "value")
+    assert fault.detail == "its value is gone, and no policy may have let it go"
+    psql.execute("UPDATE retention SET changed_at = now()")
+    assert (await verify(settings))[1] == [], "an earlier policy may have kept less"
 
 
 OF_STATE = {
@@ -290,11 +336,14 @@ async def test_a_value_that_is_gone_although_a_checkpoint_names_it_is_named(
     if policy:
         psql.execute("INSERT INTO retention (name, history, max_count, changed_by) VALUES ('runs', 'full', 1, 'test')")
     psql.execute("UPDATE change SET value = NULL WHERE key LIKE 'runs/1%' AND key NOT LIKE '%checkpoints%'")
-    expected = {("runs/1", 2, "pinned"), ("runs/1", 4, "pinned"), ("runs/1/part", 4, "pinned")}
-    assert told((await verify(settings))[1]) == expected
+    expected = {("runs/1", 2), ("runs/1", 4), ("runs/1/part", 4)}
+    assert {one[:2] for one in told((await verify(settings))[1]) if one[2] == "pinned"} == expected
     await cache.delete("runs/1/checkpoints/of-group")
     await flush(worker)
-    assert told((await verify(settings))[1]) == {("runs/1", 2, "pinned")}
+    named = told((await verify(settings))[1])
+    assert {one for one in named if one[2] == "pinned"} == {("runs/1", 2, "pinned")}
+    gone = {(key, version, "value") for key in ("runs/1", "runs/1/part") for version in range(1, 7)}
+    assert named - {("runs/1", 2, "pinned")} == (set() if policy else gone - {("runs/1", 2, "value")})
 
 
 async def test_a_checkpoint_that_is_brought_back_may_have_come_too_late_for_its_value(
@@ -323,6 +372,7 @@ async def test_the_command_names_broken_rows_and_ends_with_1(
     await flush(worker)
     assert await cli.beside("verify") == (0, "whole: 2 keys, 13 changes\n", "")
     psql.execute("UPDATE change SET actor = 'eve' WHERE key = 'runs/1' AND version = 7")
+    psql.execute("INSERT INTO retention (name, history, changed_by) VALUES ('runs', 'latest', 'test')")
     psql.execute("UPDATE change SET packed = NULL, keyframe = NULL WHERE key = 'runs/1' AND version = 12")
     ended = await cli.beside("verify", "--prefix", "runs/")
     assert ended.status == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -12,9 +12,11 @@ import pytest
 
 from statecache.history import Parent, keep, link
 from statecache.model import ChangeRecord, ChangeSet, Position
+from statecache.retention import Retention
 from statecache.rules.chains import ChainRow, Fault, MadePin, StateRow, Walk
 from statecache.rules.links import Due, Linked, wrong_link
 from statecache.rules.pins import Pin
+from statecache.rules.retention import RecordedPolicy
 
 AT = datetime(2026, 11, 20, tzinfo=UTC)
 VALUES = [
@@ -99,6 +101,18 @@ def with_row(at: int, **other: Any) -> list[ChainRow]:
     return [*rows[:at], rows[at]._replace(**other), *rows[at + 1 :]]
 
 
+def gone(row: ChainRow, policy: RecordedPolicy | None) -> ChainRow:
+    return row._replace(value=None, packed=None, keyframe=None, policy=policy, newest=12)
+
+
+def recorded(*, since: timedelta = timedelta(hours=1), read: timedelta = timedelta(0), **policy: Any) -> RecordedPolicy:
+    """A policy that was recorded so long before the changes were made, and read so long behind them."""
+    return RecordedPolicy(Retention(**policy), AT - since, AT + read)
+
+
+LATEST = recorded(history="latest")
+
+
 def said(row: ChainRow, **other: Any) -> ChainRow:
     return row._replace(change_set=msgspec.structs.replace(row.change_set, **other))
 
@@ -122,17 +136,58 @@ def test_whole_chains_are_silent() -> None:
 
 def test_values_that_are_gone_are_counted_and_no_fault() -> None:
     rows = chain()
-    pruned = [row._replace(value=None, packed=None, keyframe=None) for row in rows]
+    pruned = [gone(row, LATEST) for row in rows]
     walk = Walk()
     assert [fault for row in pruned for fault in walk.take(row)] == []
     assert (walk.counts.changes, walk.counts.not_kept, walk.counts.values) == (12, 12, 0)
     assert walked(pruned) == [], "the state has the newest value"
     assert told(walked(pruned, of_last(12, "c12", "set", b"another"))) == [(12, "state")]
+    forged = [*pruned[:-1], pruned[-1]._replace(size=7)]
+    assert told(walked(forged)) == [(12, "state")], "its size is compared with the value of the state"
+
+
+DAY = timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "named"),
+    [
+        (None, range(1, 13)),
+        (recorded(), range(1, 13)),
+        (recorded(since=timedelta(minutes=4)), ()),
+        (recorded(since=-DAY), ()),
+        (LATEST, ()),
+        (recorded(max_count=3), (10, 11, 12)),
+        (recorded(max_count=1), (12,)),
+        (recorded(max_age=DAY), range(1, 13)),
+        (recorded(max_age=DAY, read=2 * DAY), (12,)),
+        (recorded(max_age=DAY, max_count=3, read=2 * DAY), (10, 11, 12)),
+        (recorded(max_age=2 * DAY, max_count=3, read=DAY), range(1, 13)),
+    ],
+)
+def test_a_value_that_is_gone_is_named_where_no_policy_may_have_let_it_go(
+    policy: RecordedPolicy | None, named: Sequence[int]
+) -> None:
+    assert told(walked([gone(row, policy) for row in chain()])) == [(version, "value") for version in named]
+
+
+def test_a_gap_is_named_that_is_none_or_of_which_nothing_is_recorded() -> None:
+    assert told(walked(with_row(5, gap=True))) == [(6, "gap")]
+    assert told(walked(with_row(0, gap=True))) == [(1, "gap")]
+    rows = chain(gaps=frozenset({3}))
+    unknown = [row._replace(gap_known=False) for row in rows]
+    assert told(walked(unknown)) == [(4, "gap")]
+    assert walked([row._replace(kept_after=25) for row in unknown]) == [], "they may have been deleted"
+    assert told(walked([row._replace(gap=False) for row in rows])) == [(3, "missing")]
+
+
+def test_a_time_that_is_not_that_of_the_whole_commit_is_named() -> None:
+    assert told(walked(with_row(5, same_at=False))) == [(6, "at")]
 
 
 def test_a_value_that_is_gone_is_named_where_a_checkpoint_names_it() -> None:
     def pinned(pin: Pin, made: int | None, at: int = 5) -> list[Fault]:
-        rows = [row._replace(value=None, packed=None, keyframe=None) for row in chain()]
+        rows = [gone(row, LATEST) for row in chain()]
         return walked([*rows[:at], rows[at]._replace(pins=[MadePin(pin, made)]), *rows[at + 1 :]])
 
     version, group = Pin("runs/1", whole=False, version=6), Pin("runs", whole=True, n=69)
@@ -162,6 +217,11 @@ UP_TO = DUE._replace(said=None)
         (LINK, DUE._replace(newest=None, linked_id=None), ""),
         (LINK, UP_TO._replace(newest=None, linked_id=None), ""),
         (None, UP_TO._replace(newest=None, linked_id=None), ""),
+        (LINK._replace(version=3, change_id=""), UP_TO._replace(linked_id="o3"), ""),
+        (LINK._replace(version=0, change_id=""), UP_TO._replace(linked_id=None), ""),
+        (LINK._replace(version=0, change_id=""), UP_TO._replace(newest=None, linked_id=None), ""),
+        (LINK._replace(version=3, change_id=""), DUE, "it is recorded as made from runs/0@3"),
+        (LINK._replace(origin="runs/2", change_id=""), UP_TO, "it is recorded as made from runs/2@4"),
         (None, DUE, "it is not recorded that it was made from runs/0@4"),
         (None, DUE._replace(newest=None, linked_id=None), "it is not recorded that it was made from runs/0@4"),
         (None, UP_TO, "it is not recorded that it was made from runs/0@4"),
@@ -195,6 +255,8 @@ def test_what_was_erased_is_blank() -> None:
     assert walked([*rows, tombstone]) == []
     left = [rows[0]._replace(packed=chain()[0].packed), *rows[1:], tombstone]
     assert told(walked(left)) == [(1, "value")]
+    sized = [rows[0]._replace(size=7), *rows[1:], tombstone]
+    assert told(walked(sized)) == [(1, "value")]
     assert (1, "hash") in told(walked([rows[0]._replace(erased=False), *rows[1:], tombstone]))
 
 
@@ -217,6 +279,7 @@ def test_changes_of_an_earlier_release_have_no_hash_until_it_is_due() -> None:
         (lambda: with_row(5, packed=flipped(chain()[5].packed)), [(n, "value") for n in range(6, 13)]),
         (lambda: with_row(11, value=VALUES[-1][:-1] + b"!", packed=None, keyframe=None), [(12, "value")]),
         (lambda: with_row(11, size=7), [(12, "value")]),
+        (lambda: with_row(11, size=None), [(12, "value")]),
         (lambda: with_row(11, digest=None), [(12, "value")]),
         (lambda: with_row(11, keyframe=2), [(12, "keyframe")]),
         (lambda: with_row(11, keyframe=None), [(12, "keyframe")]),

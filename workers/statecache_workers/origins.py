@@ -5,8 +5,11 @@ changes: so it is read without its shard's row. The table `branch` names it. Whe
 the branch begins as a delta to it, some tens of bytes long. Its row is locked for that, so that whoever lets values go
 waits for the flush, and then sees what builds on them. Where somebody is at that now, the branch keeps its value
 itself. So does one whose origin is kept as a delta to so many origins in a row that reading on would take long, and one
-whose origin is no longer kept, or holds something else. An origin that is not there, for Postgres has gone back and has
-yet to take it in again, is named by its version alone.
+whose origin is no longer kept, or holds something else.
+
+An origin that is not there, for Postgres has gone back and has yet to take it in again, or for it is in quarantine, is
+named by its version alone. Where a group's branch names a position, and it is not certain that nothing of the origin
+is missing up to there, what is found is recorded, or version 0, without a change_id: whoever reads that looks again.
 """
 
 from __future__ import annotations
@@ -63,6 +66,7 @@ class _Origin(NamedTuple):
     digest: bytes | None
     is_kept: bool
     depth: int
+    is_certain: bool
 
 
 async def linked(transaction: Transaction, applied: Sequence[Applied], kept: list[KeptChange]) -> list[Link]:
@@ -101,14 +105,15 @@ def made_from(reason: str) -> Provenance | None:
 
 
 def _links(made: Sequence[_Made], origins: Mapping[int, _Origin]) -> list[Link]:
-    """Return the rows for what was made; of an origin that is not there, what the reason says of it."""
+    """Return the rows for what was made; of an origin that is not known to be there, what the reason says of it."""
     links: list[Link] = []
     for one in made:
         key, version, origin, at = one.change.key, one.change.version, origins.get(one.at), one.change_set.at
-        if origin is not None:
-            links.append(Link(key, version, one.origin, origin.version, origin.change_id, at))
-        elif one.said.version is not None:
-            links.append(Link(key, version, one.origin, one.said.version, "", at))
+        if origin is None:
+            links.append(Link(key, version, one.origin, one.said.version or 0, "", at))
+        else:
+            known = origin.change_id if one.said.version is not None or origin.is_certain else ""
+            links.append(Link(key, version, one.origin, origin.version, known, at))
     return links
 
 

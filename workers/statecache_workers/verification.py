@@ -26,7 +26,9 @@ from statecache.model import ChangeRecord, ChangeSet, Position
 from statecache.rules.chains import ChainRow, Counts, Fault, MadePin, StateRow, Walk
 from statecache.rules.links import Due, Linked
 from statecache.rules.pins import checkpoints_of, pin_of, prefix_of
+from statecache.rules.retention import RecordedPolicy
 from statecache_workers.database import Call, Database, Transaction
+from statecache_workers.kept_histories import retention_of
 from statecache_workers.origins import made_from
 from statecache_workers.postgres_arrays import integers, texts
 
@@ -84,6 +86,9 @@ class Row(NamedTuple):
     state_schema: Any
     state_writer: Any
     state_at: Any
+    gap_known: bool
+    same_at: bool
+    read_at: datetime
 
     @property
     def begins_at(self) -> VersionAt | None:
@@ -99,11 +104,15 @@ class Row(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was read for the rows of a page: values that branches began with, what changes were made from, and pins."""
+    """What was read for the rows of a page: values that branches began with, what changes were made from, and pins.
+
+    Where values are gone, also the policies of their namespaces.
+    """
 
     origins: Mapping[VersionAt, bytes | None]
     due: Mapping[VersionAt, Due]
     pins: Mapping[str, Sequence[MadePin]]
+    policies: Mapping[str, RecordedPolicy]
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +161,7 @@ class Verification:
                 if page:
                     found = Found(
                         await self._origins(transaction, page), await self._due(transaction, page),
-                        await self._pins(transaction, page),
+                        *await self._let_go(transaction, page),
                     )  # fmt: skip
                     faults += await asyncio.to_thread(self._take, page, found)
                     at = page[-1].key, page[-1].version
@@ -193,24 +202,29 @@ class Verification:
             due[VersionAt(row.key, row.version)] = Due(said.origin_of(row.key), said.version, newest, linked_id)
         return due
 
-    async def _pins(self, transaction: Transaction, page: Sequence[Row]) -> dict[str, list[MadePin]]:
-        """Return what checkpoints pin of keys of which values are gone."""
+    async def _let_go(
+        self, transaction: Transaction, page: Sequence[Row]
+    ) -> tuple[dict[str, list[MadePin]], dict[str, RecordedPolicy]]:
+        """Return what checkpoints pin of keys of which values are gone, and the policies of all namespaces."""
         keys = dict.fromkeys(row.key for row in page if row.is_gone)
         if not keys:
-            return {}
+            return {}, {}
         prefixes = {key: checkpoints_of(key) for key in keys}
         asked = list(dict.fromkeys(prefix for some in prefixes.values() for prefix in some))
-        policies, checkpoints = await transaction.run(
+        rows, checkpoints = await transaction.run(
             Call("history_policies", {}),
             Call("prune_pins", {"prefixes": texts(asked), "beyond": texts([beyond_prefix(one) for one in asked])}),
         )
-        bounded = {name for name, *_ in policies}
+        policies = {
+            name: RecordedPolicy(retention_of(*policy), since, page[0].read_at) for name, *policy, _, since in rows
+        }
         pins: dict[str, list[MadePin]] = {}
         for key, op, schema, value, n in checkpoints:
             if (pin := pin_of(key, op, schema, bytes(value), n)) is not None:
-                made = n if key.partition("/")[0] in bounded else None
+                made = n if key.partition("/")[0] in policies else None
                 pins.setdefault(prefix_of(key), []).append(MadePin(pin, made))
-        return {key: [pin for prefix in some for pin in pins.get(prefix, ())] for key, some in prefixes.items()}
+        pinned = {key: [pin for prefix in some for pin in pins.get(prefix, ())] for key, some in prefixes.items()}
+        return pinned, policies
 
     def _take(self, page: Sequence[Row], found: Found) -> list[Fault]:
         """Walk the rows of a page."""
@@ -300,7 +314,8 @@ def _chain_row(row: Row, found: Found, key_shard: int) -> ChainRow:
         _bytes(row.hash), row.gap, row.erased, row.hashed, row.kept_after,
         origin=None if row.begins_at is None else found.origins.get(row.begins_at), shard=row.shard,
         key_shard=key_shard, link=link, due=found.due.get(VersionAt(row.key, row.version)),
-        pins=found.pins.get(row.key, ()),
+        pins=found.pins.get(row.key, ()), policy=found.policies.get(row.key.partition("/")[0]),
+        gap_known=row.gap_known, same_at=row.same_at, newest=row.state_version,
     )  # fmt: skip
 
 

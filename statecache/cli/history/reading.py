@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from statecache.cli.history.points import NEWEST, PointName
+from statecache.cli.history.points import PointName
 from statecache.clock import monotonic
 from statecache.codec import codec_for
 from statecache.core.history.reader import Point
@@ -38,12 +38,7 @@ async def version_at(cache: AsyncStateCache, key: str, point: PointName) -> Vers
     elif point.label is not None:
         target = await target_of(cache._view, key, point.label, None, whole=False, end=end)
         return await version_of(cache._view, key, target, end=end)
-    try:
-        return await cache._runtime.history.version_at(key, wanted, end=end)
-    except VersionNotFound as error:
-        if point == NEWEST:
-            raise VersionNotFound(key, wanted="version", reason="nothing was ever written there") from error
-        raise
+    return await cache._runtime.history.version_at(key, wanted, end=end)
 
 
 async def _back(cache: AsyncStateCache, key: str, back: int) -> Version:

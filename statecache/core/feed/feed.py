@@ -9,6 +9,8 @@ when it meets them, marked so. Across shards there is no order; a group is on on
     read      one statement, one moment: the shards' rows, late changes, and changes from the reader's places up to the
               watermarks, a bounded number of rows, those of other prefixes too, which it leaves out, and of bytes
     given     one by one; a place moves with each change, and behind what was left out when all before it was given
+    compared  each change with its hash, and its value with its digest. One that does not fit is an error in its place,
+              behind which the reader goes on
     behind    shards that have more are read in turn, one at a time, before all are looked at again
     waiting   for an event that a watermark moved: those shards are read. All are looked at every second, for an event
               may be lost, and Redis away: reading needs Postgres alone
@@ -22,13 +24,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from hashlib import sha256
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from statecache.clock import monotonic
+from statecache.core.history.hashes import unfit
 from statecache.core.history.values import SuccessiveValues
 from statecache.errors import CursorEnded, UsageError
 from statecache.history import Stored
+from statecache.history_errors import HistoryDamaged
 from statecache.keys import beyond_prefix, checked_prefix_of_list
 from statecache.model import Position
 from statecache.rules.feed import Cursor, FeedHead, FeedPlace, after, anew, beginning, behind, broken, cursor_of, newest
@@ -227,15 +232,14 @@ class Feed:
         return heads, await self._whole(changes, max(end - monotonic(), 0.001))
 
     async def _whole(self, rows: Sequence[Row], seconds: float) -> list[Row]:
-        """Give the changes their values that are kept as what parts them from the ones before."""
+        """Give the changes their values that are kept as what parts them from the ones before, and compare them all."""
         packed = [at for at, row in enumerate(rows) if row[17] and row[5] == "set"]
         whole = [*rows]
-        if all(rows[at][6] is not None for at in packed):
-            return whole
-        values = await self._values.of([(rows[at][4], _stored(rows[at])) for at in packed], seconds=seconds)
-        for at, value in zip(packed, values, strict=True):
-            whole[at] = (*rows[at][:6], value, *rows[at][7:])
-        return whole
+        if any(rows[at][6] is None for at in packed):
+            values = await self._values.of([(rows[at][4], _stored(rows[at])) for at in packed], seconds=seconds)
+            for at, value in zip(packed, values, strict=True):
+                whole[at] = (*rows[at][:6], value, *rows[at][7:])
+        return [_compared(row, "the value") if row[17] else row for row in whole]
 
     def _refuse_broken(self, heads: dict[int, FeedHead]) -> None:
         """Raise CursorEnded where a place cannot be gone on from."""
@@ -255,7 +259,8 @@ class Feed:
         beyond = f"{key}\x01" if key else beyond_prefix(self.prefix)
         bounds = {"after": after, "prefix": key or self.prefix, "beyond": beyond, "rows": STATES,
                   "ops": ["set", "delete"] if key else ["set"]}  # fmt: skip
-        return [*await self._runtime.postgres.fetch("feed_states", bounds, seconds=seconds)]
+        rows = await self._runtime.postgres.fetch("feed_states", bounds, seconds=seconds)
+        return [_compared(row, "the value in its state") for row in rows]
 
     # Waking.
 
@@ -271,6 +276,18 @@ class Feed:
         """Take note that the watermark of a shard moved."""
         self._moved.add(shard)
         self._signal.set()
+
+
+def _compared(row: Row, named: str) -> Row:
+    """Return a row whose change fits its hash, and its value the digest; else why not stands in the value's place."""
+    value, digest, hashed, before = row[6], *row[21:24]
+    if isinstance(value, HistoryDamaged):
+        return row
+    said = (row[4], row[5], *row[9:16])
+    why = unfit(said, (row[7], row[8], row[1]), digest, hashed, before)
+    if not why and value is not None and digest is not None and sha256(value).digest() != digest:
+        why = f"{named} is not what its digest says"
+    return row if not why else (*row[:6], HistoryDamaged(row[4], row[7], reason=why), *row[7:])
 
 
 def _stored(row: Row) -> Stored:

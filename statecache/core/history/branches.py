@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from statecache.changes import Branch
 from statecache.clock import monotonic
 from statecache.errors import LimitExceeded
@@ -30,7 +32,7 @@ class Branches:
         """Return what keys were made from, and that, and so on, the newest first."""
         asked = {"keys": [*keys], "limit": LINKS_MAX + 1}
         rows = await self._postgres.fetch("ancestry", asked, seconds=max(end - monotonic(), 0.001))
-        return _read(rows, keys[0])
+        return await self._read(rows, keys[0], end)
 
     async def refuse_missing(self, spans: Sequence[Span], *, end: float) -> None:
         """Raise VersionNotFound where versions are missing of which one may have been a merge."""
@@ -47,18 +49,30 @@ class Branches:
         """Return what was made of a key, or of all keys of a group, in the order of their versions."""
         asked = {"key": key, "whole": whole, "beyond": beyond_prefix(key + "/"), "limit": LINKS_MAX + 1}
         rows = await self._postgres.fetch("branches", asked, seconds=max(end - monotonic(), 0.001))
-        return _read(rows, key)
+        return await self._read(rows, key, end)
+
+    async def _read(self, rows: Sequence[Sequence[Any]], key: str, end: float) -> list[Branch]:
+        """Read rows of branches; where an origin was not known to be there, look for it again."""
+        if len(rows) > LINKS_MAX:
+            raise LimitExceeded("the number of branches", actual=len(rows), limit=LINKS_MAX, key=key)
+        found, unknown = [_branch(*row[:-1]) for row in rows], dict[int, int]()
+        for at, row in enumerate(rows):
+            said = provenance_of(row[9]) if row[10] else None
+            if said is not None and said.position is not None:
+                unknown[at] = said.position.n
+        if unknown:
+            asked = {"keys": [found[at].origin for at in unknown], "ns": [*unknown.values()]}
+            there = await self._postgres.fetch("origins_now", asked, seconds=max(end - monotonic(), 0.001))
+            places = [*unknown]
+            for which, version, change_id in there:
+                at = places[which - 1]
+                found[at] = replace(found[at], origin_version=version, origin_change_id=change_id)
+        return found
 
 
 def link_of(branch: Branch) -> Link:
     """Return what the rules of ancestry know of a branch or a merge."""
     return Link(branch.key, branch.version, branch.origin, branch.origin_version, branch.kind == "branch", branch.at)
-
-
-def _read(rows: Sequence[Sequence[Any]], key: str) -> list[Branch]:
-    if len(rows) > LINKS_MAX:
-        raise LimitExceeded("the number of branches", actual=len(rows), limit=LINKS_MAX, key=key)
-    return [_branch(*row) for row in rows]
 
 
 def _branch(

@@ -9,35 +9,56 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from statecache.history import link
+from statecache.history import link_of
 from statecache.history_errors import HistoryDamaged
-from statecache.model import ChangeRecord, ChangeSet
 from statecache.rules.versions import Version, version_of_row
 
 
-def proven_version(row: Sequence[Any]) -> Version:
-    """Read a row of `history_at`; raise HistoryDamaged where its hash does not fit what it says."""
-    version, (said, before) = version_of_row(row), row[20:22]
-    if said is None:
-        return version
-    if version.digest is None:
-        raise HistoryDamaged(version.key, version.version, reason="its digest is missing")
-    known = [b"", *([] if before is None else [bytes(before)])]
-    if all(_hash(one, version, version.digest) != bytes(said) for one in known):
-        if before is None and version.version > 1:
-            return version
-        reason = "its hash does not fit what it says, or the hash before it"
-        raise HistoryDamaged(version.key, version.version, reason=reason)
-    return version
+def proven_version(row: Sequence[Any], hashes: Sequence[Any]) -> Version:
+    """Read a row of `history_at` or `history_versions` that comes with its hash and the one before.
+
+    Raises HistoryDamaged where its hash does not fit what it says.
+    """
+    one = version_of_row(row)
+    said = (
+        one.key, one.op, one.change_id, one.parent_change_id, one.encoding, one.schema, one.writer, one.actor,
+        one.reason,
+    )  # fmt: skip
+    if why := unfit(said, (one.version, *one.position), one.digest, *hashes):
+        raise HistoryDamaged(one.key, one.version, reason=why)
+    return one
 
 
-def _hash(before: bytes, one: Version, digest: bytes) -> bytes:
-    change = ChangeRecord(
-        change_id=one.change_id, key=one.key, op=one.op, version=one.version, parent_change_id=one.parent_change_id,
-        value=b"", encoding=one.encoding, schema=one.schema,
-    )  # fmt: skip
-    commit = ChangeSet(
-        position=one.position, change_id=one.change_id, at=one.at, writer=one.writer, actor=one.actor,
-        reason=one.reason, entries=0, bytes=0, changes=(change,),
-    )  # fmt: skip
-    return link(before, change, commit, digest)
+def proven_by_key(rows: Sequence[Sequence[Any]]) -> dict[str, Version]:
+    """Read rows of `history_at`, by key; raise HistoryDamaged for one that does not fit its hash."""
+    return {row[17]: proven_version(row, row[20:22]) for row in rows if row[17] is not None and row[2] is not None}
+
+
+def proven_until_damaged(rows: Sequence[Sequence[Any]]) -> tuple[list[Version], HistoryDamaged | None]:
+    """Read rows of `history_versions` up to the first that does not fit its hash, and return why not."""
+    versions: list[Version] = []
+    for row in rows:
+        try:
+            versions.append(proven_version(row, row[18:20]))
+        except HistoryDamaged as error:
+            return versions, error
+    return versions, None
+
+
+def unfit(
+    said: Sequence[str], numbers: tuple[int, int, int], digest: bytes | None, hashed: bytes | None, before: bytes | None
+) -> str:
+    """Return why a change does not fit its hash, given the one before it, or ''.
+
+    `said` and `numbers` are what it says of itself, in the order of `statecache.history.link`.
+    """
+    if hashed is None:
+        return ""
+    if digest is None:
+        return "its digest is missing"
+    for known in (b"",) if before is None else (before, b""):
+        if link_of(bytes(known), said, numbers, digest) == hashed:
+            return ""
+    if before is None and numbers[0] > 1:
+        return ""
+    return "its hash does not fit what it says, or the hash before it"

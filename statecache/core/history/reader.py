@@ -21,12 +21,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.core.history.gaps import Gap, asked_of, gap_of, missing_of_row
-from statecache.core.history.hashes import proven_version
+from statecache.core.history.hashes import proven_by_key, proven_until_damaged
 from statecache.core.history.tail import Tail, Watermark
 from statecache.core.history.values import VersionAt
 from statecache.errors import RedisUnavailable
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.model import Position
 
+_Page = tuple[Watermark, Sequence[Sequence[Any]]]
 PAGE = 500
 """How many versions are read at once."""
 VALUES_BYTES_MAX = 16 * 1024 * 1024
@@ -76,14 +78,14 @@ class Point(NamedTuple):
     def __str__(self) -> str:
         if self.version != VERSION_MAX:
             return f"version {self.version}"
-        return f"change up to {self._place}"
+        return "version" if self == Point() else f"change up to {self._place}"
 
     @property
     def moment(self) -> str:
         """What is asked for at the point: a version, or the state at that time."""
         if self.version != VERSION_MAX:
             return str(self)
-        return f"state at {self._place}"
+        return "current state" if self == Point() else f"state at {self._place}"
 
     @property
     def _place(self) -> str:
@@ -160,7 +162,7 @@ class HistoryReader:
             asked = self._asked(key, point, whole=False) | {"keys": [key], "versions": [point.version]}
             names = ("history_at", "history_values")
             rows, values = await self._postgres.fetch_each(names, asked, seconds=max(end - monotonic(), 0.001))
-            found = _found(rows).get(key)
+            found = proven_by_key(rows).get(key)
             if found is not None and found.version == point.version:
                 place = VersionAt(key, found.version)
                 seconds = max(end - monotonic(), 0.001)
@@ -178,12 +180,13 @@ class HistoryReader:
             return at_moment(best, point.time)
         near = point.version if point.version != VERSION_MAX else 0
         nearest = await self._nearest(key, near, end)
-        why = "nothing of it is that old" if best is None else f"its newest is version {best.version}"
+        old = "nothing was ever written there" if point == Point() else "nothing of it is that old"
+        why = old if best is None else f"its newest is version {best.version}"
         raise VersionNotFound(key, wanted=str(point), reason=why, nearest=nearest)
 
     async def _refuse_unknown(self, point: Point, gaps: Sequence[Gap], end: float) -> None:
         """Raise VersionNotFound where a version that is missing may have been current at a point."""
-        if point == Point() or not gaps:
+        if not gaps:
             return
         asked = {"shard": self._keys.shard(gaps[0].key), **asked_of(gaps)}
         for row in await self._postgres.fetch("history_gaps", asked, seconds=max(end - monotonic(), 0.001)):
@@ -270,11 +273,11 @@ class HistoryReader:
                 yield [_value(each, read.get(each.version)) for each in some]
                 some = []
 
-    async def keys_at(self, group: str, point: Point, *, end: float) -> list[Version]:
+    async def keys_at(self, group: str, point: Point, *, as_bound: bool = False, end: float) -> list[Version]:
         """Return the newest version of each key of a group that is no later than a point, sorted by key.
 
-        Raises VersionNotFound for a key of which versions are missing that may be later, and for a point that is yet to
-        come; HistoryIncomplete where it cannot be known, and PostgresUnavailable past `end`.
+        Raises VersionNotFound for a key of which versions are missing that may be later, but for those `as_bound` of a
+        listing, and for a point yet to come; HistoryIncomplete where it is not known, PostgresUnavailable past `end`.
         """
         backoff = Backoff(0.005, 0.25)
         while True:
@@ -292,7 +295,7 @@ class HistoryReader:
                     await self._again(group, tail, backoff, end)
                     continue
                 await self._refuse_beyond(group, point, mark, tail, end)
-            await self._refuse_unknown(point, [*gaps.values()], end)
+            await self._refuse_unknown(point, [] if as_bound else [*gaps.values()], end)
             return [at_moment(found[key], point.time) for key in sorted(found)]
 
     async def versions(
@@ -303,12 +306,13 @@ class HistoryReader:
         last: int = VERSION_MAX,
         reverse: bool = False,
         unflushed: bool = True,
+        proven: bool = True,
         seconds: float,
     ) -> AsyncIterator[list[Version]]:
         """Yield pages of a key's versions, in order or from the newest on; each has that many seconds.
 
         Raises HistoryIncomplete where what is not flushed cannot be known: behind all that Postgres holds, or, from the
-        newest on, at once.
+        newest on, at once; and with `proven` HistoryDamaged for a row that does not fit its hash, behind those before.
         """
         if reverse:
             ahead = await self._ahead(key, monotonic() + seconds) if unflushed else []
@@ -317,8 +321,11 @@ class HistoryReader:
         backoff = Backoff(0.005, 0.25)
         while first <= last:
             end = monotonic() + seconds
-            mark, page = await self._page(key, first, last, end, down=reverse)
+            mark, rows = await self._page(key, first, last, end, down=reverse)
+            page, damage = proven_until_damaged(rows) if proven else ([*map(version_of_row, rows)], None)
             yield page
+            if damage is not None:
+                raise damage
             if page:
                 first, last = (first, page[-1].version - 1) if reverse else (page[-1].version + 1, last)
             if len(page) == PAGE:
@@ -338,7 +345,7 @@ class HistoryReader:
             mark, tip = await self._page(key, 1, VERSION_MAX, end, down=True, limit=1)
             tail = await self._tail(mark, key, end)
             if not tail.lacking:
-                held = tip[0].version if tip else 0
+                held = tip[0][2] if tip else 0
                 return [one for one in tail.versions if one.key == key and one.version > held]
             await self._again(key, tail, backoff, end)
 
@@ -348,15 +355,11 @@ class HistoryReader:
             raise HistoryIncomplete(key, reason=tail.lacking)
         await self._redis.io.sleep(backoff.take())
 
-    async def _page(
-        self, key: str, first: int, last: int, end: float, *, down: bool, limit: int = PAGE
-    ) -> tuple[Watermark, list[Version]]:
-        asked = {
-            "key": key, "shard": self._keys.shard(key), "first": first, "last": last, "down": down, "limit": limit,
-        }  # fmt: skip
+    async def _page(self, key: str, first: int, last: int, end: float, *, down: bool, limit: int = PAGE) -> _Page:
+        asked = {"key": key, "shard": self._keys.shard(key), "first": first, "last": last, "down": down}
+        asked["limit"] = limit
         rows = await self._postgres.fetch("history_versions", asked, seconds=max(end - monotonic(), 0.001))
-        versions = sorted((version_of_row(row) for row in rows if row[2] is not None), key=lambda one: one.version)
-        return _mark(rows), versions[::-1] if down else versions
+        return _mark(rows), sorted((row for row in rows if row[2] is not None), key=itemgetter(2), reverse=down)
 
     async def _at(self, key: str, point: Point, end: float, *, whole: bool) -> Seen:
         asked = self._asked(key, point, whole=whole)
@@ -365,7 +368,7 @@ class HistoryReader:
             names, asked = [*names, "position_lineage"], asked | {"epoch": point.epoch}
         rows, *lineage = await self._postgres.fetch_each(names, asked, seconds=seconds)
         cut, epoch = lineage[0][0] if lineage else (None, None)
-        found, there = _found(rows), [row for row in rows if row[17] is not None]
+        found, there = proven_by_key(rows), [row for row in rows if row[17] is not None]
         gaps = (gap_of(row[17], found.get(row[17]), row[19], row[18]) for row in there)
         newest = {row[17]: row[18] for row in there}
         return Seen(_mark(rows), found, newest, {gap.key: gap for gap in gaps if gap is not None}, cut, epoch)
@@ -386,10 +389,6 @@ class HistoryReader:
 
 def _mark(rows: Sequence[Sequence[Any]]) -> Watermark:
     return next(Watermark(row[0], row[1]) for row in rows if row[1] is not None)
-
-
-def _found(rows: Sequence[Sequence[Any]]) -> dict[str, Version]:
-    return {row[17]: proven_version(row) for row in rows if row[17] is not None and row[2] is not None}
 
 
 def _value(version: Version, read: bytes | None) -> bytes | None:

@@ -39,6 +39,8 @@ class VersionAt(NamedTuple):
     version: int
 
 
+Found = bytes | HistoryDamaged | None
+"""A value, None where it is no longer kept, or why it cannot be read."""
 _Chains = dict[VersionAt, tuple[list[Stored], VersionAt | None]]
 """Of each version what is kept from its keyframe on, and from where that began as a branch."""
 
@@ -137,24 +139,35 @@ class SuccessiveValues:
         self._last: dict[str, tuple[int, bytes | None]] = {}
         self._bytes = 0
 
-    async def of(self, changes: Sequence[tuple[str, Stored]], *, seconds: float) -> list[bytes | None]:
-        """Return the values of changes of these keys; None for one that is no longer kept.
+    async def of(self, changes: Sequence[tuple[str, Stored]], *, seconds: float) -> list[Found]:
+        """Return the values of changes of these keys, None for one that is no longer kept, or why one cannot be read.
 
-        Raises HistoryDamaged, and PostgresUnavailable past `seconds`.
+        Raises PostgresUnavailable past `seconds`.
         """
         lacking = self._lacking(changes)
-        read = await self._values.read(lacking, seconds=seconds) if lacking else {}
-        values: list[bytes | None] = []
+        read = await self._each(lacking, monotonic() + seconds) if lacking else {}
+        values: list[Found] = []
         for key, stored in changes:
             place = VersionAt(key, stored.version)
-            value = read[place] if place in read else self._next(place, stored)
-            values.append(value)
+            found = read[place] if place in read else self._next(place, stored)
+            values.append(found)
+            value = None if isinstance(found, HistoryDamaged) else found
             before = self._last.pop(key, (0, None))[1]
             self._last[key] = stored.version, value
             self._bytes += len(value or b"") - len(before or b"")
         while self._bytes > REMEMBERED_BYTES_MAX:
             self._bytes -= len(self._last.pop(next(iter(self._last)))[1] or b"")
         return values
+
+    async def _each(self, places: Sequence[VersionAt], end: float) -> dict[VersionAt, Found]:
+        """Return what is read of these, or why it cannot be; those that are damaged are found by halving."""
+        try:
+            return {**await self._values.read(places, seconds=max(end - monotonic(), 0.001))}
+        except HistoryDamaged as error:
+            if len(places) == 1:
+                return {places[0]: error}
+            half = len(places) // 2
+            return await self._each(places[:half], end) | await self._each(places[half:], end)
 
     def _lacking(self, changes: Sequence[tuple[str, Stored]]) -> list[VersionAt]:
         """Return which of them need more than what came and what is remembered."""
@@ -167,13 +180,13 @@ class SuccessiveValues:
             have[key] = stored.version
         return lacking
 
-    def _next(self, place: VersionAt, stored: Stored) -> bytes | None:
+    def _next(self, place: VersionAt, stored: Stored) -> Found:
         if stored.value is not None:
             return stored.value
         try:
             return unpacked(stored.packed or b"", self._last.get(place.key, (0, None))[1])
         except Damage as error:
-            raise HistoryDamaged(place.key, place.version, reason=str(error)) from error
+            return HistoryDamaged(place.key, place.version, reason=str(error))
 
 
 def _values_of(read: _Chains) -> dict[VersionAt, bytes | None]:

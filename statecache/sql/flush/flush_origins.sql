@@ -1,7 +1,11 @@
 -- Gives the changes from which others were made: of each key the newest up to a version and an n, whether its value is
--- kept and stays so until the end of the transaction, and to how many origins in a row it is kept as a delta. Whoever lets
--- values go has locked them by then: one of these is passed over, and counts as not kept.
-SELECT a.at, c.version, c.change_id, l.digest, coalesce(l.kept, false), d.depth
+-- kept and stays so until the end of the transaction, to how many origins in a row it is kept as a delta, and whether it is
+-- certain that none is missing between it and n: the next one is there, or it is the last, and Postgres holds the shard up
+-- to n. Whoever lets values go has locked them by then: one of these is passed over, and counts as not kept.
+SELECT a.at, c.version, c.change_id, l.digest, coalesce(l.kept, false), d.depth,
+       EXISTS (SELECT FROM {schema}.change x WHERE x.key = c.key AND x.version = c.version + 1)
+       OR EXISTS (SELECT FROM {schema}.state s JOIN {schema}.shard w ON w.shard = s.shard
+                  WHERE s.key = c.key AND s.version = c.version AND s.op <> 'quarantined' AND w.flushed >= a.n)
 FROM unnest(%(keys)s, %(versions)s, %(ns)s) WITH ORDINALITY AS a (key, version, n, at)
 CROSS JOIN LATERAL (
     SELECT c.key, c.version, c.change_id, c.keyframe FROM {schema}.change c

@@ -1,12 +1,21 @@
 -- Gives a page of changes in the order of their chains, behind a key's version: what each says, what is kept of its value
 -- and from which other key's version it is recorded to be made; whether it was erased, up to which n its shard's changes
--- have hashes and may have been deleted; and its key's state, whose value where it is that of this change. A page ends
--- where the values before are too many bytes.
+-- have hashes and may have been deleted; its key's state, whose value where it is that of this change; whether anything
+-- is recorded as lost or parked where a gap says that versions are missing, and whether all changes of its commit say the
+-- same time; and when that was read. A page ends where the values before are too many bytes.
 SELECT key, version, change_id, parent_change_id, epoch, n, op, value, packed, keyframe, size, digest, hash, encoding,
        schema, writer, actor, reason, gap, at, shard, erased, hashed, kept_after,
        origin, origin_version, origin_change_id, linked_at,
        state_version, state_change_id, state_op, state_value, state_shard, state_epoch, state_n, state_parent,
-       state_encoding, state_schema, state_writer, state_at
+       state_encoding, state_schema, state_writer, state_at,
+       NOT gap OR EXISTS (SELECT FROM {schema}.lost l
+                          WHERE l.shard = c.shard AND l.last_n > behind AND l.first_n < c.n)
+               OR EXISTS (SELECT FROM {schema}.quarantine q
+                          WHERE (c.key = ANY (q.keys) AND q.shard <> c.shard)
+                                OR (q.shard = c.shard AND q.n > behind AND q.n < c.n
+                                    AND (c.key = ANY (q.keys) OR q.keys = '{}'))),
+       NOT EXISTS (SELECT FROM {schema}.change o WHERE o.shard = c.shard AND o.n = c.n AND o.at <> c.at),
+       now()
 FROM (SELECT *, sum(weight) OVER (ORDER BY key, version) - weight AS bytes_before
       FROM (SELECT c.*, c.version <= coalesce(e.version, 0) AS erased, coalesce(w.hashed, 0) AS hashed,
                    coalesce(w.kept_after, 0) AS kept_after, b.origin, b.origin_version, b.origin_change_id,
@@ -16,6 +25,9 @@ FROM (SELECT *, sum(weight) OVER (ORDER BY key, version) - weight AS bytes_befor
                    s.epoch AS state_epoch, s.n AS state_n, s.parent_change_id AS state_parent,
                    s.encoding AS state_encoding, s.schema AS state_schema, s.writer AS state_writer,
                    s.updated_at AS state_at,
+                   CASE WHEN c.gap THEN coalesce((
+                       SELECT h.n FROM {schema}.change h WHERE h.key = c.key AND h.version < c.version
+                       ORDER BY h.version DESC LIMIT 1), 0) END AS behind,
                    coalesce(octet_length(c.packed), octet_length(c.value), 0)
                    + CASE WHEN s.version = c.version THEN octet_length(s.value) ELSE 0 END AS weight
             FROM (SELECT * FROM {schema}.change
