@@ -18,6 +18,7 @@ from statecache.adapters.langgraph import StateCacheSaver, StateCacheStore
 from statecache.adapters.langgraph.clients import OnClients
 from statecache.adapters.openai_agents import StateCacheSession
 from statecache.adapters.prometheus import PrometheusObserver
+from statecache.adapters.pydantic_ai import StateCacheConversationStore
 from statecache.cli.app import app
 from statecache.errors import StateCacheError
 from statecache.testing import plugin
@@ -114,6 +115,7 @@ def _adapters() -> Iterator[str]:
     yield from _prometheus()
     yield from _langgraph()
     yield from _openai_agents()
+    yield from _pydantic_ai()
 
 
 def _langgraph() -> Iterator[str]:
@@ -140,6 +142,17 @@ def _openai_agents() -> Iterator[str]:
         yield _member(name, getattr(StateCacheSession, name), of="StateCacheSession.")
     for name, member in members(StateCacheSession):
         yield _member(name, member, of="StateCacheSession.")
+
+
+def _pydantic_ai() -> Iterator[str]:
+    kind = StateCacheConversationStore
+    yield f"## statecache.adapters.pydantic_ai.{kind.__name__}\n\n{_prose(kind.__doc__)}"
+    yield f"`{_signature(kind.__name__, kind)}`"
+    for name in ("from_settings", "from_url"):
+        yield _member(name, getattr(kind, name), of=f"{kind.__name__}.")
+    for name, member in members(kind):
+        if name in vars(kind):
+            yield _member(name, member, of=f"{kind.__name__}.")
 
 
 def _values() -> Iterator[str]:

@@ -16,21 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from statecache import Delete, LimitExceeded, Set, State
+from statecache.adapters.filling import PAGE_BYTES_MAX, PAGE_ITEMS_MAX, WRITTEN_PAGES_MAX, filling
+from statecache.adapters.items import NESTING_MAX, TEXT, Kept, kept
+from statecache.adapters.items import given as got
 from statecache.adapters.openai_agents.conversation import ATTEMPTS_MAX, CROWDED
-from statecache.adapters.openai_agents.items import NESTING_MAX, TEXT, Kept, kept
-from statecache.adapters.openai_agents.items import given as got
-from statecache.adapters.openai_agents.pages import (
-    PAGE_BYTES_MAX,
-    PAGE_ITEMS_MAX,
-    WRITTEN_PAGES_MAX,
-    Found,
-    Head,
-    Place,
-    added,
-    cleared,
-    filling,
-    popped,
-)
+from statecache.adapters.openai_agents.pages import Found, Head, Place, added, cleared, popped
 from statecache.codec import codec_for
 from statecache.model import VALUE_BYTES_MAX
 

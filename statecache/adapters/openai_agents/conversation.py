@@ -27,6 +27,7 @@ from statecache import (
     UsageError,
     VersionConflict,
 )
+from statecache.adapters.event_loops import is_applied
 from statecache.adapters.openai_agents.pages import (
     CLEARED_PAGES_MAX,
     Found,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from statecache import AsyncNamespace, ReadMode, State
-    from statecache.adapters.openai_agents.items import Kept
+    from statecache.adapters.items import Kept
     from statecache.adapters.openai_agents.pages import Writes
 
 ATTEMPTS_MAX = 50
@@ -146,19 +147,12 @@ class Conversation:
                 except OutcomeUnknown as error:
                     if asked:
                         raise
-                    if await self._is_applied(error):
+                    if await is_applied(self._view, error, self._place.head):
                         return found
                     asked, failed = True, error
                 else:
                     return found
         raise failed
-
-    async def _is_applied(self, unknown: OutcomeUnknown) -> bool:
-        """Return whether a commit whose answer was lost is applied; raise that where nobody knows."""
-        verdict = (await self._view.outcome(unknown.change_id, self._place.head)).verdict
-        if verdict not in ("applied", "not applied"):
-            raise unknown
-        return verdict == "applied"
 
     async def _wait_for_turn(self, turn: AsyncExitStack) -> None:
         """Wait for a lock that those in each other's way take; it guards nothing, so its loss is nobody's concern."""

@@ -20,18 +20,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from statecache import CodecError, Delete, LimitExceeded, Set, State
-from statecache.adapters.openai_agents.items import Kept, given
+from statecache.adapters.filling import FRAME_BYTES, WRITTEN_PAGES_MAX, filling
+from statecache.adapters.items import Kept, given
 from statecache.adapters.segments import refuse_nul, segment
 
-PAGE_ITEMS_MAX = 64
-PAGE_BYTES_MAX = 16 * 1024
-ADDED_PAGES = 60
-"""A large addition has larger pages, so that it has less than four times as many: a commit takes 256 states."""
-WRITTEN_PAGES_MAX = 255
-"""How many pages are written by one commit, beside the head."""
-VALUE_BYTES_MAX = 8 * 1024 * 1024
-_FRAME_BYTES = 128
-"""What a page has beside its items, and some more."""
 CLEARED_PAGES_MAX = 255
 """How many pages are deleted by the commit that deletes the head."""
 SESSION_BYTES_MAX = 120
@@ -108,7 +100,7 @@ class Place:
 def added(place: Place, found: Found, items: Sequence[Kept], revision: str, bytes_max: int) -> Writes:
     """Return what adds items to a session of which the last page was read; a value has at most that many bytes."""
     head, last = found.known, found.documents()[-1:]
-    filled = filling(last[0].items if last else None, items, bytes_max - _FRAME_BYTES)
+    filled = filling(last[0].items if last else None, items, bytes_max - FRAME_BYTES)
     if len(filled) > WRITTEN_PAGES_MAX:
         raise LimitExceeded("the number of pages that are added at once", actual=len(filled), limit=WRITTEN_PAGES_MAX)
     after, number, writes = head.revision, head.pages, Writes()
@@ -121,21 +113,6 @@ def added(place: Place, found: Found, items: Sequence[Kept], revision: str, byte
         after = revision
     grown = Head(place.session_id, head.items + len(items), number, revision)
     return [Set(place.head, msgspec.structs.asdict(grown), expected=found.head), *writes]
-
-
-def filling(last: list[Any] | None, items: Sequence[Kept], most: int = VALUE_BYTES_MAX) -> list[list[Any]]:
-    """Return what pages hold once items are added: the last page first, where there is one, and then new ones."""
-    bytes_max = min(max(PAGE_BYTES_MAX, sum(item.size for item in items) // ADDED_PAGES), most)
-    items_max = max(PAGE_ITEMS_MAX, len(items) // ADDED_PAGES)
-    pages = [] if last is None else [[*last]]
-    size = len(msgspec.json.encode(last)) if last else 0
-    for item in items:
-        if not pages or (pages[-1] and (len(pages[-1]) >= items_max or size + item.size > bytes_max)):
-            pages.append([])
-            size = 0
-        pages[-1].append(item.data)
-        size += item.size + 1
-    return pages
 
 
 def popped(place: Place, found: Found, revision: str) -> Writes:
