@@ -114,12 +114,6 @@ async def is_applied(view: AsyncNamespace[Any], unknown: OutcomeUnknown, name: s
     return verdict == "applied"
 
 
-def settings_of(redis_url: str | None, postgres_url: str | None, more: dict[str, Any]) -> Settings:
-    """Return settings; what is not given comes from STATECACHE_* variables."""
-    given = {"redis_url": redis_url, "postgres_url": postgres_url, **more}
-    return Settings(**{name: value for name, value in given.items() if value is not None})
-
-
 async def _keep(cache: AsyncStateCache, made: dict[asyncio.AbstractEventLoop, _Made], loop: Any) -> None:
     """Close the client once this is cancelled, and have the next call make another one."""
     try:

@@ -14,8 +14,9 @@ import statecache
 import statecache.testing
 from statecache._sync.feed import Changes, Watch
 from statecache._sync.until_stopped import UntilStopped
+from statecache.adapters.clients import OnClients
 from statecache.adapters.langgraph import StateCacheSaver, StateCacheStore
-from statecache.adapters.langgraph.clients import OnClients
+from statecache.adapters.llama_index import StateCacheKVStore
 from statecache.adapters.openai_agents import StateCacheSession
 from statecache.adapters.prometheus import PrometheusObserver
 from statecache.adapters.pydantic_ai import StateCacheConversationStore
@@ -116,6 +117,7 @@ def _adapters() -> Iterator[str]:
     yield from _langgraph()
     yield from _openai_agents()
     yield from _pydantic_ai()
+    yield from _llama_index()
 
 
 def _langgraph() -> Iterator[str]:
@@ -153,6 +155,17 @@ def _pydantic_ai() -> Iterator[str]:
     for name, member in members(kind):
         if name in vars(kind):
             yield _member(name, member, of=f"{kind.__name__}.")
+
+
+def _llama_index() -> Iterator[str]:
+    """Yield the sections of a store; of each method, the one that is not awaited stands for both."""
+    for kind in (StateCacheKVStore,):
+        yield f"## statecache.adapters.llama_index.{kind.__name__}\n\n{_prose(kind.__doc__)}"
+        yield f"`{_signature(kind.__name__, kind)}`"
+        yield _member("from_url", kind.from_url, of=f"{kind.__name__}.")
+        for name, member in members(kind):
+            if name in vars(kind) | vars(OnClients) and not (member.__doc__ or "").startswith("Do what"):
+                yield _member(name, member, of=f"{kind.__name__}.")
 
 
 def _values() -> Iterator[str]:

@@ -13,6 +13,7 @@ from statecache.adapters.versions import require
 
 ADAPTERS = {
     "pydantic_ai": ("pydantic-ai-slim", "a conversation store for Pydantic AI", "2.68", "3", "pydantic-ai"),
+    "llama_index": ("llama-index-core", "a store for LlamaIndex", "0.14.25", "0.15", "llama-index"),
 }
 
 
@@ -53,5 +54,5 @@ def test_a_line_says_which_releases_an_adapter_needs_and_which_one_is_there(name
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_the_release_that_is_tested_with_is_within_the_bounds(name: str) -> None:
     package, _, since, before, _ = ADAPTERS[name]
-    tested = [int(part) for part in metadata.version(package).split(".")[:2]]
+    tested = [int(part) for part in metadata.version(package).split(".")]
     assert [int(part) for part in since.split(".")] <= tested < [int(part) for part in before.split(".")]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
 
 from statecache import Settings, Unavailable, UsageError
-from statecache.adapters.event_loops import Clients, alone, settings_of
+from statecache.adapters.clients import settings_of
+from statecache.adapters.event_loops import Clients, alone
 from statecache.adapters.items import kept
 from statecache.adapters.openai_agents.conversation import Conversation
 from statecache.adapters.openai_agents.pages import Place

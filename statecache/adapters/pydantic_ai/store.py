@@ -9,7 +9,8 @@ from urllib.parse import unquote_to_bytes
 from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord, ConversationStore
 
 from statecache import Settings, Unavailable, UsageError
-from statecache.adapters.event_loops import Client, Clients, alone, settings_of
+from statecache.adapters.clients import settings_of
+from statecache.adapters.event_loops import Client, Clients, alone
 from statecache.adapters.items import given
 from statecache.adapters.pydantic_ai.documents import OF, Head, entry_of, place_of, read, record_of, refuse_scope
 from statecache.adapters.pydantic_ai.log import Logs

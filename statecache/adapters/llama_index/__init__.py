@@ -1,0 +1,22 @@
+"""Stores for LlamaIndex: documents and indices by key, and what chats hold, hot in Redis and durable in Postgres.
+
+    from statecache.adapters.llama_index import StateCacheKVStore
+
+    store = StateCacheKVStore(cache)                            # on a StateCache, an AsyncStateCache, or settings
+    documents = KVDocumentStore(store)                          # or KVIndexStore, IngestionCache(cache=store), …
+
+    llama-index/docstore%2Fdata/kv/42     a value, with its key; a collection is a group, so 250 values are a commit
+
+All are JSON. A value that JSON's plain data cannot hold exactly is kept as a text in `{"$json": …}`.
+It needs the extra `statecache[llama-index]`.
+"""
+
+from __future__ import annotations
+
+from statecache.adapters.versions import require
+
+require("llama-index-core", (0, 14, 25), (0, 15), what="a store for LlamaIndex", extra="llama-index")
+
+from statecache.adapters.llama_index.kv_store import StateCacheKVStore  # noqa: E402
+
+__all__ = ["StateCacheKVStore"]
