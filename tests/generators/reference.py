@@ -16,7 +16,7 @@ from statecache._sync.feed import Changes, Watch
 from statecache._sync.until_stopped import UntilStopped
 from statecache.adapters.clients import OnClients
 from statecache.adapters.langgraph import StateCacheSaver, StateCacheStore
-from statecache.adapters.llama_index import StateCacheKVStore
+from statecache.adapters.llama_index import StateCacheChatStore, StateCacheKVStore
 from statecache.adapters.openai_agents import StateCacheSession
 from statecache.adapters.prometheus import PrometheusObserver
 from statecache.adapters.pydantic_ai import StateCacheConversationStore
@@ -159,12 +159,13 @@ def _pydantic_ai() -> Iterator[str]:
 
 def _llama_index() -> Iterator[str]:
     """Yield the sections of a store; of each method, the one that is not awaited stands for both."""
-    for kind in (StateCacheKVStore,):
+    for kind in (StateCacheKVStore, StateCacheChatStore):
         yield f"## statecache.adapters.llama_index.{kind.__name__}\n\n{_prose(kind.__doc__)}"
         yield f"`{_signature(kind.__name__, kind)}`"
         yield _member("from_url", kind.from_url, of=f"{kind.__name__}.")
+        own = {name for name in vars(kind) | vars(OnClients) if not name.startswith("model_")}
         for name, member in members(kind):
-            if name in vars(kind) | vars(OnClients) and not (member.__doc__ or "").startswith("Do what"):
+            if name in own and not (member.__doc__ or "").startswith("Do what"):
                 yield _member(name, member, of=f"{kind.__name__}.")
 
 

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from llama_index.core.llms import ChatMessage
+
 from statecache import AsyncStateCache, Settings, StateCache
 from statecache.testing import memory
 from tests.fixtures.flusher import flushing
@@ -25,6 +27,11 @@ VARIANTS = [
     "called async_client unflushed", "awaited memory unflushed", "called memory unflushed",
 ]  # fmt: skip
 _AWAITED = {"add_message": "async_add_message"}
+
+
+def messages(count: int, *, since: int = 0, size: int = 0) -> list[ChatMessage]:
+    """Return messages that are told apart by their numbers."""
+    return [ChatMessage(content=f"{number} {'x' * size}") for number in range(since, count)]
 
 
 class Asked:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import unquote_to_bytes
 
 from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord, ConversationStore
 
@@ -14,6 +13,7 @@ from statecache.adapters.event_loops import Client, Clients, alone
 from statecache.adapters.items import given
 from statecache.adapters.pydantic_ai.documents import OF, Head, entry_of, place_of, read, record_of, refuse_scope
 from statecache.adapters.pydantic_ai.log import Logs
+from statecache.adapters.segments import spelled_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,5 +165,5 @@ class StateCacheConversationStore(ConversationStore):
         head: Head = read(state, Head)
         name, conversation_id = state.key.partition("/")[2], str(given(head.conversation_id))
         if place_of(conversation_id).head != name:
-            conversation_id = unquote_to_bytes(name).decode("utf-8", "surrogatepass")
+            conversation_id = spelled_out(name)
         return record_of(state, head, conversation_id, state.key)
