@@ -23,6 +23,7 @@ from statecache import (
 )
 from statecache.adapters.llama_index import StateCacheChatStore
 from statecache.adapters.openai_agents import StateCacheSession
+from statecache.core.redis.connection import Link
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, flushing, rows
@@ -55,6 +56,51 @@ async def test_a_long_chat_costs_no_more_to_add_to_than_a_short_one(
     await flush(worker)
     assert rows(psql, "SELECT count(*) FROM change") == [(400,)]
     assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
+
+
+async def test_exchanges_are_counted(store: StateCacheChatStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    await store.aset_messages("42", messages(300, size=100))
+    await store.adelete_message("42", 100)
+    seen, run = list[Any](), Link.run
+
+    async def noted(link: Link, commands: Any, *, seconds: float) -> list[Any]:
+        if any("llama-index-chat/42" in str(word) for command in commands for word in command):
+            seen.append(commands)
+        return await run(link, commands, seconds=seconds)
+
+    async def exchanges(does: Any) -> int:
+        seen.clear()
+        await does
+        return len(seen)
+
+    await store.aget_messages("42")
+    monkeypatch.setattr(Link, "run", noted)
+    assert await exchanges(store.aget_messages("42")) == 1
+    assert await exchanges(store.async_add_message("42", messages(1)[0])) == 1
+    assert await exchanges(store.adelete_last_message("42")) == 1
+    assert await exchanges(store.aget_messages("42")) == 1
+
+
+async def test_what_is_redacted_by_hand_while_somebody_changes_a_chat_stays_redacted(
+    store: StateCacheChatStore, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.aset_messages("42", messages(3))
+    commit, times, redacted = AsyncNamespace.commit, 0, ChatMessage(content="redacted")
+
+    async def late(view: Any, writes: Any, **more: Any) -> Any:
+        nonlocal times
+        times += 1
+        if times == 1:
+            [page] = [state.key async for state in elsewhere.list("llama-index-chat/42/pages/", values=False)]
+            first = redacted.model_dump(mode="json")
+            await elsewhere.update(page, lambda held: held | {"items": [first, *held["items"][1:]]})
+        return await commit(view, writes, **more)
+
+    async with AsyncStateCache(settings=settings) as elsewhere:
+        monkeypatch.setattr(AsyncNamespace, "commit", late)
+        await store.async_add_message("42", messages(4)[3])
+        assert times == 2
+        assert await StateCacheChatStore(elsewhere).aget_messages("42") == [redacted, *messages(4)[1:]]
 
 
 @pytest.mark.parametrize("kind", ["drop_reply", "drop_request", "reset"])

@@ -189,6 +189,19 @@ async def test_a_conversation_larger_than_a_commit_is_forked_and_deleted(
     assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
 
 
+async def test_a_conversation_that_begins_anew_has_no_name_of_a_page_of_the_one_before(
+    store: StateCacheConversationStore, cache: AsyncStateCache
+) -> None:
+    seen = set[str]()
+    for _ in range(3):
+        await saved(store, "42", turns(40))
+        pages = {state.key async for state in cache.list("pydantic-ai/42/", values=False)}
+        assert len(pages) > 1
+        assert pages.isdisjoint(seen)
+        seen |= pages
+        await store.delete("42")
+
+
 async def test_what_cannot_be_serialized_is_refused_with_its_place(store: StateCacheConversationStore) -> None:
     circle: list[Any] = []
     circle.append(circle)
