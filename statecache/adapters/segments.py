@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from hashlib import sha256
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
 from statecache import UsageError
 
@@ -27,6 +27,11 @@ def segment(text: str, bytes_max: int) -> str:
         return spelled
     digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
     return f"{data[: bytes_max - _DIGEST - 2].decode('utf-8', 'ignore')}%~{digest}"
+
+
+def spelled_out(name: str) -> str:
+    """Return the text that a segment stands for; of one that ends in a digest, what is left of it."""
+    return "" if name == _EMPTY else unquote_to_bytes(name).decode("utf-8", "surrogatepass")
 
 
 def refuse_nul(what: str, text: str) -> None:

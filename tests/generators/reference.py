@@ -14,10 +14,12 @@ import statecache
 import statecache.testing
 from statecache._sync.feed import Changes, Watch
 from statecache._sync.until_stopped import UntilStopped
+from statecache.adapters.clients import OnClients
 from statecache.adapters.langgraph import StateCacheSaver, StateCacheStore
-from statecache.adapters.langgraph.clients import OnClients
+from statecache.adapters.llama_index import StateCacheChatStore, StateCacheKVStore
 from statecache.adapters.openai_agents import StateCacheSession
 from statecache.adapters.prometheus import PrometheusObserver
+from statecache.adapters.pydantic_ai import StateCacheConversationStore
 from statecache.cli.app import app
 from statecache.errors import StateCacheError
 from statecache.testing import plugin
@@ -114,6 +116,8 @@ def _adapters() -> Iterator[str]:
     yield from _prometheus()
     yield from _langgraph()
     yield from _openai_agents()
+    yield from _pydantic_ai()
+    yield from _llama_index()
 
 
 def _langgraph() -> Iterator[str]:
@@ -140,6 +144,29 @@ def _openai_agents() -> Iterator[str]:
         yield _member(name, getattr(StateCacheSession, name), of="StateCacheSession.")
     for name, member in members(StateCacheSession):
         yield _member(name, member, of="StateCacheSession.")
+
+
+def _pydantic_ai() -> Iterator[str]:
+    kind = StateCacheConversationStore
+    yield f"## statecache.adapters.pydantic_ai.{kind.__name__}\n\n{_prose(kind.__doc__)}"
+    yield f"`{_signature(kind.__name__, kind)}`"
+    for name in ("from_settings", "from_url"):
+        yield _member(name, getattr(kind, name), of=f"{kind.__name__}.")
+    for name, member in members(kind):
+        if name in vars(kind):
+            yield _member(name, member, of=f"{kind.__name__}.")
+
+
+def _llama_index() -> Iterator[str]:
+    """Yield the sections of a store; of each method, the one that is not awaited stands for both."""
+    for kind in (StateCacheKVStore, StateCacheChatStore):
+        yield f"## statecache.adapters.llama_index.{kind.__name__}\n\n{_prose(kind.__doc__)}"
+        yield f"`{_signature(kind.__name__, kind)}`"
+        yield _member("from_url", kind.from_url, of=f"{kind.__name__}.")
+        own = {name for name in vars(kind) | vars(OnClients) if not name.startswith("model_")}
+        for name, member in members(kind):
+            if name in own and not (member.__doc__ or "").startswith("Do what"):
+                yield _member(name, member, of=f"{kind.__name__}.")
 
 
 def _values() -> Iterator[str]:

@@ -21,8 +21,8 @@ from statecache import (
     StateCache,
     UsageError,
 )
+from statecache.adapters.filling import PAGE_BYTES_MAX, PAGE_ITEMS_MAX
 from statecache.adapters.openai_agents import StateCacheSession
-from statecache.adapters.openai_agents.pages import PAGE_BYTES_MAX, PAGE_ITEMS_MAX
 from statecache.core.redis.connection import Link
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker

@@ -14,10 +14,10 @@ from msgspec import structs
 
 from statecache import VersionConflict, VersionNotFound
 from statecache.adapters.langgraph.names import Place
-from statecache.adapters.langgraph.plans import Call, Found, run, until_found
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, put
 from statecache.adapters.langgraph.reading import get_tuple
 from statecache.adapters.langgraph.values import Serde
+from statecache.adapters.plans import Call, Found, run, until_found
 from statecache.testing import memory
 from tests.support.langgraph_stories import METADATA, Interfering, checkpoint
 
@@ -162,7 +162,7 @@ def test_what_a_verb_raises_is_raised_in_the_listing_that_called_it() -> None:
         try:
             yield Call("commit", (), {})
         except VersionConflict:
-            yield Found("caught")  # type: ignore[arg-type]
+            yield Found("caught")
 
     plan = until_found(listing())
     assert next(plan) == Call("commit", (), {})

@@ -8,8 +8,8 @@ import pytest
 from langgraph.store.base import GetOp, PutOp
 
 from statecache import StateCacheError, VersionConflict
-from statecache.adapters.langgraph.plans import Plan, arun, call, run, together
 from statecache.adapters.langgraph.store.items import Put, get_items, put_items
+from statecache.adapters.plans import Plan, arun, call, run, together
 from statecache.testing import memory
 from tests.support.langgraph_stories import Interfering
 

@@ -16,21 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from statecache import Delete, LimitExceeded, Set, State
-from statecache.adapters.openai_agents.conversation import ATTEMPTS_MAX, CROWDED
-from statecache.adapters.openai_agents.items import NESTING_MAX, TEXT, Kept, kept
-from statecache.adapters.openai_agents.items import given as got
-from statecache.adapters.openai_agents.pages import (
-    PAGE_BYTES_MAX,
-    PAGE_ITEMS_MAX,
-    WRITTEN_PAGES_MAX,
-    Found,
-    Head,
-    Place,
-    added,
-    cleared,
-    filling,
-    popped,
-)
+from statecache.adapters.filling import PAGE_BYTES_MAX, PAGE_ITEMS_MAX, WRITTEN_PAGES_MAX, filling
+from statecache.adapters.items import NESTING_MAX, TEXT, Kept, kept
+from statecache.adapters.items import given as got
+from statecache.adapters.openai_agents.conversation import CROWDED
+from statecache.adapters.openai_agents.pages import Head, Place, added, cleared, popped
+from statecache.adapters.pages import ATTEMPTS_MAX, Found
 from statecache.codec import codec_for
 from statecache.model import VALUE_BYTES_MAX
 
@@ -112,7 +103,7 @@ class Session:
             return self.place.nothing()
         known = msgspec.convert(head.value, Head)
         numbers = range(max(known.pages - last, 0) + 1, known.pages + 1)
-        return Found(head, known, [self.states.get(self.place.page(number)) for number in numbers])
+        return Found(head, known, [self.states.get(self.place.page(known, number)) for number in numbers])
 
     def apply(self, writes: list[Set | Delete]) -> None:
         """Do what was decided."""

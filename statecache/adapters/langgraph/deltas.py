@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from statecache.adapters.langgraph.documents import Document, holds_checkpoint, in_order
-from statecache.adapters.langgraph.plans import Plan, call
 from statecache.adapters.langgraph.reading import document_of, latest, packed_values, writes_of
 from statecache.adapters.langgraph.values import Packed, Serde, packed_of
+from statecache.adapters.plans import Plan, call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from statecache.adapters.langgraph.documents import Document, holds_checkpoint
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
-from statecache.adapters.langgraph.plans import Found, Listing, Plan, call
 from statecache.adapters.langgraph.reading import document_of, loaded
 from statecache.adapters.langgraph.values import Serde, contains, is_plain
+from statecache.adapters.plans import Found, Listing, Plan, call
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -17,8 +17,8 @@ from statecache.adapters.langgraph.documents import (
     head_document,
     holds_checkpoint,
 )
-from statecache.adapters.langgraph.plans import Plan, call
 from statecache.adapters.langgraph.values import Form, Packed, Serde
+from statecache.adapters.plans import Plan, call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

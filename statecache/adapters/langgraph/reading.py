@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from statecache import VersionNotFound
 from statecache.adapters.langgraph.documents import Document, holds_checkpoint, place_of, tuple_of
-from statecache.adapters.langgraph.plans import Plan, call
 from statecache.adapters.langgraph.values import Form, Packed, Serde, joined, packed_of
 from statecache.adapters.langgraph.writing import all_writes, elsewhere
+from statecache.adapters.plans import Plan, call
 
 if TYPE_CHECKING:
     from collections.abc import Collection

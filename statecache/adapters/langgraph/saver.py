@@ -12,12 +12,12 @@ from langgraph.checkpoint.base import (
 )
 
 from statecache import AsyncStateCache, Settings, StateCache, UsageError
+from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.langgraph import deltas, listing, putting, reading, threads, writing
-from statecache.adapters.langgraph.clients import Clients, OnClients, settings_of
 from statecache.adapters.langgraph.documents import config_of, write_documents
 from statecache.adapters.langgraph.names import Place
-from statecache.adapters.langgraph.plans import Listing, Plan
 from statecache.adapters.langgraph.values import Serde
+from statecache.adapters.plans import Listing, Plan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -62,7 +62,8 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
         if "/" in namespace:
             raise UsageError(f"namespace={namespace!r} is of more than one segment: a thread would have no group")
         self._namespace = namespace
-        self._clients = Clients(Settings() if cache is None else cache, namespace, {"durability": durability})
+        on, policy = Settings() if cache is None else cache, {"durability": durability}
+        self._clients = Clients(on, namespace, policy, of="saver", awaited="aput, aget_tuple")
 
     @classmethod
     def from_conn_string(

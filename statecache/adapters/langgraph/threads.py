@@ -15,11 +15,11 @@ from statecache import Delete, NotFound, Set, State, VersionConflict
 from statecache.adapters.langgraph.documents import Document, head_document, holds_checkpoint, place_of
 from statecache.adapters.langgraph.listing import checkpoints_among, name_of, segment_of
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
-from statecache.adapters.langgraph.plans import Declined, Plan, call
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, Draft, commit
 from statecache.adapters.langgraph.reading import document_of, latest, packed_values, writes_of
 from statecache.adapters.langgraph.values import Packed
 from statecache.adapters.langgraph.writing import put_writes
+from statecache.adapters.plans import Declined, Plan, call
 
 _STATES_PER_COMMIT = 250
 _MOVED = (VersionConflict, NotFound)

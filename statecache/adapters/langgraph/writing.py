@@ -20,9 +20,9 @@ from statecache.adapters.langgraph.documents import (
     head_document,
     merged,
 )
-from statecache.adapters.langgraph.plans import Declined, Plan, call
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX
 from statecache.adapters.langgraph.values import PIECE_BYTES_MAX, refuse_oversized
+from statecache.adapters.plans import Declined, Plan, call
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

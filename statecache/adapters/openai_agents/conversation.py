@@ -1,10 +1,5 @@
 """A session's verbs, carried out by a client: read, decide, and commit what was decided if nobody was first.
 
-A reader asks the primary for the head, and takes pages from this process where it has them: their revisions say whether
-they are the ones. If not, head and pages are read from the primary. Where these do not hold together either, somebody
-has written in between, or has edited a state by itself: the head is read again, and if it is the same one still, what
-was read between the two is what there is.
-
 A writer decides on what this process has first, in one exchange if that is still so. Each later attempt reads the
 primary. Writers that meet too often take turns.
 """
@@ -12,7 +7,6 @@ primary. Writers that meet too often take turns.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, suppress
-from math import ceil
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -27,27 +21,19 @@ from statecache import (
     UsageError,
     VersionConflict,
 )
-from statecache.adapters.openai_agents.pages import (
-    CLEARED_PAGES_MAX,
-    Found,
-    Head,
-    Place,
-    added,
-    cleared,
-    popped,
-    read,
-)
+from statecache.adapters.event_loops import is_applied
+from statecache.adapters.openai_agents.pages import CLEARED_PAGES_MAX, Place, added, cleared, popped
+from statecache.adapters.pages import ATTEMPTS_MAX, Found, read_pages
+from statecache.adapters.plans import arun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from statecache import AsyncNamespace, ReadMode, State
-    from statecache.adapters.openai_agents.items import Kept
+    from statecache import AsyncNamespace, ReadMode
+    from statecache.adapters.items import Kept
     from statecache.adapters.openai_agents.pages import Writes
 
-ATTEMPTS_MAX = 50
-"""How often something is read, or tried to be written, that others are writing to."""
 CROWDED = 3
 """After so many attempts a writer waits for its turn."""
 TURN_S = 5.0
@@ -81,7 +67,8 @@ class Conversation:
         """Take all items out, in one commit; what stays of a very long session is deleted by others after it."""
         gone = set[str]()
         found = await self._commit(lambda found: cleared(self._place, found, gone), "clear_session", gone)
-        left = [*map(self._place.page, range(CLEARED_PAGES_MAX + 1, found.known.pages + 1))]
+        numbers = range(CLEARED_PAGES_MAX + 1, found.known.pages + 1)
+        left = [self._place.page(found.known, number) for number in numbers]
         for at in range(0, len(left), _DELETED_AT_ONCE):
             states = await self._view.get_many(left[at : at + _DELETED_AT_ONCE], read="primary")
             deletes = [Delete(name, expected=state) for name, state in states.items() if state is not None]
@@ -91,36 +78,7 @@ class Conversation:
                 return  # the session has grown as long again; what is left of the old one is written over
 
     async def _read(self, limit: int | None, *, head: ReadMode, pages: ReadMode) -> Found:
-        """Read the head and as many pages as hold that many items; the last page at least."""
-        found, before, change_id = None, "", ""
-        for _ in range(ATTEMPTS_MAX):
-            state = await self._view.get(self._place.head, read=head)
-            if state is None:
-                return self._place.nothing()
-            change_id = state.change_id
-            if found is not None and before == change_id:
-                return found
-            found = await self._pages(state, limit, pages)
-            if found.holds_together():
-                return found
-            before = change_id if (head, pages) == ("primary", "primary") else ""
-            head = pages = "primary"
-        raise VersionConflict(self._place.head, before, change_id)
-
-    async def _pages(self, head: State[Any], limit: int | None, mode: ReadMode) -> Found:
-        known, pages = read(head, Head), list["State[Any] | None"]()
-        first = known.pages + 1
-        more = known.pages if limit is None else ceil(limit * known.pages / max(known.items, 1)) + bool(limit)
-        while first > 1:
-            upto, first = first, max(first - max(more, 1), 1)
-            states = await self._view.get_many([*map(self._place.page, range(first, upto))], read=mode)
-            pages = [*states.values(), *pages]
-            found = Found(head, known, pages)
-            missing = 0 if limit is None else limit - sum(len(page.items) for page in found.documents())
-            if missing <= 0:
-                return found
-            more = known.pages - first + 1
-        return Found(head, known, pages)
+        return await arun(self._view, read_pages(self._place, limit, head=head, pages=pages))
 
     async def _commit(self, decide: Callable[[Found], Writes], reason: str, gone: set[str] | None = None) -> Found:
         """Commit what is decided on what was found, again while somebody is first; return what it was decided on."""
@@ -146,19 +104,12 @@ class Conversation:
                 except OutcomeUnknown as error:
                     if asked:
                         raise
-                    if await self._is_applied(error):
+                    if await is_applied(self._view, error, self._place.head):
                         return found
                     asked, failed = True, error
                 else:
                     return found
         raise failed
-
-    async def _is_applied(self, unknown: OutcomeUnknown) -> bool:
-        """Return whether a commit whose answer was lost is applied; raise that where nobody knows."""
-        verdict = (await self._view.outcome(unknown.change_id, self._place.head)).verdict
-        if verdict not in ("applied", "not applied"):
-            raise unknown
-        return verdict == "applied"
 
     async def _wait_for_turn(self, turn: AsyncExitStack) -> None:
         """Wait for a lock that those in each other's way take; it guards nothing, so its loss is nobody's concern."""

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
 
 from statecache import Settings, Unavailable, UsageError
-from statecache.adapters.openai_agents.clients import Clients
+from statecache.adapters.clients import settings_of
+from statecache.adapters.event_loops import Clients, alone
+from statecache.adapters.items import kept
 from statecache.adapters.openai_agents.conversation import Conversation
-from statecache.adapters.openai_agents.items import kept
 from statecache.adapters.openai_agents.pages import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from agents.items import TResponseInputItem
 
     from statecache import AsyncStateCache, Durability
-    from statecache.adapters.openai_agents.clients import Client
+    from statecache.adapters.event_loops import Client
 
-T = TypeVar("T")
 NAMESPACE = "openai-agents"
 
 
@@ -57,7 +53,8 @@ class StateCacheSession:
             SessionSettings() if session_settings is None else coerce_session_settings(session_settings)
         )
         self._namespace, self._place = namespace, Place(session_id)
-        self._clients = Clients(Settings() if cache is None else cache, namespace, {"durability": durability})
+        on, policy = Settings() if cache is None else cache, {"durability": durability}
+        self._clients = Clients(on, namespace, policy, of="session", run_sync="Runner.run_sync")
 
     @classmethod
     def from_url(
@@ -75,8 +72,7 @@ class StateCacheSession:
 
         What is not given comes from STATECACHE_* variables; every other setting may be given by its name.
         """
-        given = {"redis_url": url, "postgres_url": postgres_url, **settings}
-        told = Settings(**{name: value for name, value in given.items() if value is not None})
+        told = settings_of(url, postgres_url, settings)
         return cls(session_id, told, namespace=namespace, durability=durability, session_settings=session_settings)
 
     @classmethod
@@ -107,17 +103,17 @@ class StateCacheSession:
         here = self._clients.here()
         if items:
             data = [kept(item, at) for at, item in enumerate(items)]
-            await _alone(here, lambda: self._conversation(here).add(data))
+            await alone(here, lambda: self._conversation(here).add(data))
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Take the latest item out and return it; None where there is none."""
         here = self._clients.here()
-        return await _alone(here, self._conversation(here).pop)
+        return await alone(here, self._conversation(here).pop)
 
     async def clear_session(self) -> None:
         """Take all items out. What they once held stays in the history: `erase` of the group ends that."""
         here = self._clients.here()
-        await _alone(here, self._conversation(here).clear)
+        await alone(here, self._conversation(here).clear)
 
     async def ping(self) -> bool:
         """Return whether Redis answers, and Postgres where it is asked."""
@@ -140,18 +136,3 @@ class StateCacheSession:
 
     def _conversation(self, here: Client) -> Conversation:
         return Conversation(here.view, self._place, bytes_max=here.bytes_max)
-
-
-async def _alone(here: Client, write: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Carry out what writes, after what else writes here; who is cancelled meanwhile waits for how it ends."""
-    async with here.writing:
-        task = asyncio.ensure_future(write())
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            while not task.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([task])
-            if not task.cancelled():
-                task.exception()  # which nobody is told
-            raise

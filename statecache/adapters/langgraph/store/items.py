@@ -14,7 +14,6 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from statecache import Delete, NotFound, Set, State, StateCacheError, VersionConflict
-from statecache.adapters.langgraph.plans import Plan, call, together
 from statecache.adapters.langgraph.store.documents import (
     Document,
     document,
@@ -26,6 +25,7 @@ from statecache.adapters.langgraph.store.documents import (
 )
 from statecache.adapters.langgraph.store.names import group_of, item_name
 from statecache.adapters.langgraph.store.vectors import kept
+from statecache.adapters.plans import Plan, call, together
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from statecache.adapters.langgraph.plans import Plan, call
 from statecache.adapters.langgraph.store.documents import namespace
 from statecache.adapters.langgraph.store.filters import refuse_negative
 from statecache.adapters.langgraph.store.names import Labels, beyond_group, group_of, namespace_of, range_of
+from statecache.adapters.plans import Plan, call
 
 if TYPE_CHECKING:
     from langgraph.store.base import ListNamespacesOp, MatchCondition

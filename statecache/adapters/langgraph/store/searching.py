@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from statecache import LimitExceeded
-from statecache.adapters.langgraph.plans import Plan, call
 from statecache.adapters.langgraph.store.documents import Document, namespace, search_item, updated_at
 from statecache.adapters.langgraph.store.filters import Wanted, refuse_negative
 from statecache.adapters.langgraph.store.items import renew
 from statecache.adapters.langgraph.store.names import range_of
 from statecache.adapters.langgraph.store.vectors import nearest
+from statecache.adapters.plans import Plan, call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

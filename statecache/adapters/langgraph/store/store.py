@@ -21,14 +21,14 @@ from langgraph.store.base import (
 )
 
 from statecache import AsyncStateCache, Settings, StateCache, UsageError
-from statecache.adapters.langgraph.clients import Clients, OnClients, settings_of
-from statecache.adapters.langgraph.plans import Plan
+from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.langgraph.store.batching import Queue
 from statecache.adapters.langgraph.store.items import Put, get_items, last_of_each, put_items
 from statecache.adapters.langgraph.store.names import group, group_of
 from statecache.adapters.langgraph.store.namespaces import list_namespaces
 from statecache.adapters.langgraph.store.searching import Search, search_items
 from statecache.adapters.langgraph.store.vectors import Index
+from statecache.adapters.plans import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""What a saver does, written once: generators that yield the verbs to be called, and get what these return.
+"""What a saver or a store does, written once: generators that yield the verbs to be called, and get what these return.
 
 `run` calls the verbs of a `Namespace`, `arun` those of an `AsyncNamespace`. What a verb raises is raised where the plan
 called it, so plans catch conflicts as any code would. A plan that lists yields what it has found as `Found`, and one
@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from statecache import StateCacheError
 
 if TYPE_CHECKING:
-    from langgraph.checkpoint.base import CheckpointTuple
-
     from statecache import AsyncNamespace, Namespace
 
 T = TypeVar("T")
@@ -30,9 +28,9 @@ class Call(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A checkpoint that a listing gives."""
+    """What a listing gives, one after the other."""
 
-    checkpoint: CheckpointTuple
+    one: Any
 
 
 class Together(NamedTuple):
@@ -123,8 +121,8 @@ async def _araised(view: AsyncNamespace[Any], plan: Plan[None], room: asyncio.Se
         return error
 
 
-def until_found(listing: Listing) -> Plan[CheckpointTuple | None]:
-    """Go on with a listing up to the next checkpoint that it finds, and return that, or None at its end."""
+def until_found(listing: Listing) -> Plan[Any]:
+    """Go on with a listing up to the next that it finds, and return that, or None at its end."""
     answer: Any = None
     failed: StateCacheError | None = None
     while True:
@@ -133,7 +131,7 @@ def until_found(listing: Listing) -> Plan[CheckpointTuple | None]:
         except StopIteration:
             return None
         if isinstance(step, Found):
-            return step.checkpoint
+            return step.one
         answer, failed = None, None
         try:
             answer = yield step

@@ -1,9 +1,11 @@
-"""The clients behind a session: an AsyncStateCache belongs to one event loop, so each loop has its own.
+"""The clients behind a session or a store: an AsyncStateCache belongs to one event loop, so each loop has its own.
 
 made from settings      an AsyncStateCache for each event loop in which the session is used; it is closed when the
                         session is, or when its loop ends, as `asyncio.run` ends what is left of tasks, or when
                         nothing refers to the session any more
 an AsyncStateCache      is used as it is, in its one event loop, and stays open
+
+What writes is not left half waited for: `alone` waits for how a write ends, also for who is cancelled meanwhile.
 """
 
 from __future__ import annotations
@@ -12,12 +14,16 @@ import asyncio
 import weakref
 from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from statecache import AsyncStateCache, Settings, UsageError
 
 if TYPE_CHECKING:
-    from statecache import AsyncNamespace
+    from collections.abc import Callable, Coroutine
+
+    from statecache import AsyncNamespace, OutcomeUnknown
+
+T = TypeVar("T")
 
 
 class Client(NamedTuple):
@@ -34,13 +40,15 @@ class _Made(NamedTuple):
 
 
 class Clients:
-    """Gives each event loop its client."""
+    """Gives each event loop its client; `of` says what it is for, and `run_sync` what may be called on settings."""
 
-    def __init__(self, cache: AsyncStateCache | Settings, namespace: str, policy: dict[str, Any]) -> None:
+    def __init__(
+        self, cache: AsyncStateCache | Settings, namespace: str, policy: dict[str, Any], *, of: str, run_sync: str
+    ) -> None:
         if not isinstance(cache, (AsyncStateCache, Settings)):
-            what = f"a session stands on an AsyncStateCache or on Settings, not on a {type(cache).__name__}"
-            raise UsageError(what, hint="With settings, Runner.run_sync works as well.")
-        self._namespace, self._policy = namespace, policy
+            what = f"a {of} stands on an AsyncStateCache or on Settings, not on a {type(cache).__name__}"
+            raise UsageError(what, hint=f"With settings, {run_sync} works as well.")
+        self._namespace, self._policy, self._of = namespace, policy, of
         self._settings = cache if isinstance(cache, Settings) else None
         self._given = None if isinstance(cache, Settings) else self._client(cache)
         self._mutex, self._closed = Lock(), False
@@ -48,19 +56,19 @@ class Clients:
         weakref.finalize(self, _end_all, self._made)
 
     def here(self) -> Client:
-        """Return the client for this event loop; raise UsageError once the session is closed."""
+        """Return the client for this event loop; raise UsageError once it is closed."""
         if self._given is not None:
             return self._given
         loop = asyncio.get_running_loop()
         with self._mutex:
             if self._closed:
-                raise UsageError("the session is closed")
+                raise UsageError(f"the {self._of} is closed")
             for ended in [one for one in [*self._made] if one.is_closed()]:
                 self._made.pop(ended, None)
             made = self._made.get(loop)
             if made is None:
                 cache = AsyncStateCache(settings=self._settings)
-                keeper = loop.create_task(_keep(cache, self._made, loop), name="statecache session")
+                keeper = loop.create_task(_keep(cache, self._made, loop), name=f"statecache {self._of}")
                 made = self._made[loop] = _Made(self._client(cache), keeper)
             return made.client
 
@@ -81,6 +89,29 @@ class Clients:
     def _client(self, cache: AsyncStateCache) -> Client:
         view = cache.namespace(self._namespace, **self._policy)
         return Client(view, cache.settings.value_bytes_max, asyncio.Lock())
+
+
+async def alone(here: Client, write: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Carry out what writes, after what else writes here; who is cancelled meanwhile waits for how it ends."""
+    async with here.writing:
+        task = asyncio.ensure_future(write())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            while not task.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # which nobody is told
+            raise
+
+
+async def is_applied(view: AsyncNamespace[Any], unknown: OutcomeUnknown, name: str) -> bool:
+    """Return whether a commit whose answer was lost is applied; raise that where nobody knows."""
+    verdict = (await view.outcome(unknown.change_id, name)).verdict
+    if verdict not in ("applied", "not applied"):
+        raise unknown
+    return verdict == "applied"
 
 
 async def _keep(cache: AsyncStateCache, made: dict[asyncio.AbstractEventLoop, _Made], loop: Any) -> None:
@@ -108,7 +139,7 @@ def _end_idle(loop: asyncio.AbstractEventLoop, keeper: asyncio.Task[None]) -> No
 
 
 def _end_all(made: dict[asyncio.AbstractEventLoop, _Made]) -> None:
-    """Have the keepers end of a session that nothing refers to any more."""
+    """Have the keepers end of what nothing refers to any more."""
     for loop, one in [*made.items()]:
         with suppress(RuntimeError):  # it is closed
             loop.call_soon_threadsafe(one.keeper.cancel)

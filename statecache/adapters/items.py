@@ -16,6 +16,7 @@ import msgspec
 from statecache import CodecError
 
 TEXT = "$json"
+NUL = "\\u0000"
 NESTING_MAX = 150
 """How many levels of containers an item may have that is kept as plain data: a value has at most 200."""
 
@@ -27,14 +28,17 @@ class Kept(NamedTuple):
     size: int
 
 
-def kept(item: Any, at: int) -> Kept:
-    """Return an item as it is kept; raise CodecError for one that is no JSON, with its place among those added."""
+def kept(item: Any, at: int, *, nul: bool = True) -> Kept:
+    """Return an item as it is kept; raise CodecError for one that is no JSON, with its place among those added.
+
+    Without `nul`, one that holds a NUL is kept as a text too: Postgres compares no value that has one with anything.
+    """
     try:
         text = json.dumps(item)
         plain = json.loads(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise CodecError(path=f"$[{at}]", reason=f"items are what json can write: {error}") from error
-    if not (isinstance(plain, dict) and TEXT in plain):
+    if not (isinstance(plain, dict) and TEXT in plain) and (nul or NUL not in text):
         data = _exact(plain, text)
         if data is not None:
             return Kept(plain, len(data))

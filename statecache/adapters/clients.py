@@ -15,12 +15,10 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from statecache import AsyncStateCache, Settings, StateCache, UsageError
-from statecache.adapters.langgraph.plans import Listing, Plan, arun, call, run, until_found
+from statecache.adapters.plans import Listing, Plan, arun, call, run, until_found
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-
-    from langgraph.checkpoint.base import CheckpointTuple
 
     from statecache import AsyncNamespace, Namespace
 
@@ -32,7 +30,7 @@ class Clients:
 
     def __init__(
         self, cache: StateCache | AsyncStateCache | Settings, namespace: str, policy: dict[str, Any], *,
-        of: str = "saver", awaited: str = "aput, aget_tuple",
+        of: str, awaited: str,
     ) -> None:  # fmt: skip
         self._namespace, self._policy, self._of, self._awaited = namespace, policy, of, awaited
         self._mutex = Lock()
@@ -62,7 +60,7 @@ class Clients:
         if _running() is loop:
             raise UsageError(
                 "a call that is not awaited would wait for its own event loop",
-                hint=f"Await the asynchronous one ({self._awaited}, …), as graph.ainvoke does, or call it in a thread.",
+                hint=f"Await the asynchronous one ({self._awaited}, …), or call it in a thread.",
             )
         return asyncio.run_coroutine_threadsafe(self.arun(plan), loop).result()
 
@@ -75,12 +73,12 @@ class Clients:
             await anext(begun)
         return await arun(view, plan)
 
-    def stream(self, listing: Listing) -> Iterator[CheckpointTuple]:
+    def stream(self, listing: Listing) -> Iterator[Any]:
         """Yield what a listing finds."""
         while (found := self.run(until_found(listing))) is not None:
             yield found
 
-    async def astream(self, listing: Listing) -> AsyncIterator[CheckpointTuple]:
+    async def astream(self, listing: Listing) -> AsyncIterator[Any]:
         """Yield what a listing finds."""
         while (found := await self.arun(until_found(listing))) is not None:
             yield found
@@ -153,7 +151,7 @@ class Clients:
 
 
 class OnClients:
-    """What a saver and a store have in common: clients, looked at by `setup`, and given back when it is closed."""
+    """What savers and stores have in common: clients, looked at by `setup`, and given back when one is closed."""
 
     _clients: Clients
 

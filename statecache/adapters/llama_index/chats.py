@@ -1,0 +1,291 @@
+"""What a chat's states hold, and what is written to add a message, to take some out, and to begin anew.
+
+    head {of: "llama-index chat", log: 9c1f04e2, items: 3, pages: 2, revision: b}
+    page 1 {revision: a, after: "", items: […]}      page 2 {revision: b, after: a, items: […]}
+
+A change reads the pages from the one that it concerns on, and writes these alone, with the head, in one commit over
+what was read. So a message more writes the last page, and one that is taken out of the middle those behind it. Messages
+that are set as a whole have pages with another number in their names: what is left of the ones before is never taken
+for them. A chat that was emptied is still there, as LlamaIndex has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+from llama_index.core.llms import ChatMessage
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
+
+from statecache import (
+    CodecError,
+    Delete,
+    LimitExceeded,
+    NotFound,
+    OutcomeUnknown,
+    Set,
+    State,
+    StateCacheError,
+    UsageError,
+    VersionConflict,
+)
+from statecache.adapters.filling import FRAME_BYTES, WRITTEN_PAGES_MAX, filling
+from statecache.adapters.items import Kept, given, kept
+from statecache.adapters.pages import ATTEMPTS_MAX, Found, Page, converted, read_pages
+from statecache.adapters.plans import Plan, call
+from statecache.adapters.segments import refuse_nul, segment, spelled_out
+
+if TYPE_CHECKING:
+    from statecache import ReadMode
+
+OF: Literal["llama-index chat"] = "llama-index chat"
+KEY_BYTES_MAX = 120
+"""How many UTF-8 bytes of a key stand in a name."""
+
+Writes = list[Set | Delete]
+Limit = int | None | Callable[[int], int]
+"""How many of the last messages a change concerns; a function is told how many there are."""
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What the head of a chat holds; `log` is a part of its pages' names."""
+
+    of: Literal["llama-index chat"]
+    key: Any
+    log: str
+    items: int
+    pages: int
+    revision: str
+
+
+class Place(NamedTuple):
+    """A chat, and the names of its states."""
+
+    key: str
+    head: str
+
+    def page(self, known: Head, number: int) -> str:
+        """Return the name of a page."""
+        return f"{self.head}/pages/{known.log}/{number:06}"
+
+    def read(self, state: State[Any]) -> Head:
+        """Return the head that a state holds; raise CodecError where it is none."""
+        head: Head = converted(state, Head, "head of a chat of LlamaIndex")
+        return head
+
+    def nothing(self) -> Found:
+        """Return what is found where there is no chat."""
+        return Found(None, self.begun(), ())
+
+    def begun(self) -> Head:
+        """Return the head of a chat that begins anew."""
+        return Head(OF, kept(self.key, 0).data, token_hex(4), 0, 0, "")
+
+
+def place_of(key: str) -> Place:
+    """Return the place of a chat."""
+    refuse_nul("key", key)
+    return Place(key, segment(key, KEY_BYTES_MAX))
+
+
+def key_of(state: State[Any]) -> str:
+    """Return the key of a chat by its head; one that was copied with its group is called as that is."""
+    head: Head = converted(state, Head, "head of a chat of LlamaIndex")
+    name, key = state.key.partition("/")[2], str(given(head.key))
+    return key if place_of(key).head == name else spelled_out(name)
+
+
+def message_data(message: ChatMessage, at: int) -> Kept:
+    """Return a message as it is kept; raise CodecError, with its place, for one that is no JSON."""
+    try:
+        data = message.model_dump(mode="json")
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise CodecError(path=f"$[{at}]", reason=f"a message cannot be written as JSON: {error}") from error
+    return kept(data, at)
+
+
+def message_of(data: Any, place: Place) -> ChatMessage:
+    """Return the message that was kept."""
+    try:
+        return ChatMessage.model_validate(data)
+    except ValidationError as error:
+        raise CodecError(key=place.head, reason=f"it holds what is no message: {error}") from error
+
+
+def messages_of(place: Place) -> Plan[list[ChatMessage]]:
+    """Return all messages, as they were at one moment."""
+    found = yield from read_pages(place, None, head="primary", pages="local")
+    return [message_of(data, place) for data in found.items()]
+
+
+def added(place: Place, message: Kept, bytes_max: int) -> Plan[None]:
+    """Add a message behind the others."""
+
+    def decide(found: Found) -> Writes:
+        last = found.documents()[-1:]
+        filled = filling(last[0].items if last else None, [message], bytes_max - FRAME_BYTES)
+        return _written(place, found, filled, len(last))
+
+    yield from _changed(place, 0, decide)
+
+
+def inserted(place: Place, message: Kept, at: int, bytes_max: int) -> Plan[None]:
+    """Put a message before the one at that place, as a list does it; behind all where there are fewer."""
+
+    def decide(found: Found) -> Writes:
+        data = [data for page in found.documents() for data in page.items]
+        where = _index(at, found, len(data))
+        sized = [_sized(one) for one in data]
+        sized.insert(max(where, 0), message)
+        return _written(place, found, filling(None, sized, bytes_max - FRAME_BYTES), len(found.pages))
+
+    yield from _changed(place, _from(at, more=1), decide)
+
+
+def taken(place: Place, at: int, bytes_max: int) -> Plan[ChatMessage | None]:
+    """Take the message at that place out, as a list does it, and return it; None where there is none."""
+    gone: list[Any] = []
+
+    def decide(found: Found) -> Writes:
+        gone.clear()
+        data = [data for page in found.documents() for data in page.items]
+        where = _index(at, found, len(data))
+        if found.head is None or not 0 <= where < len(data):
+            return []
+        gone.append(given(data.pop(where)))
+        filled = filling(None, [_sized(one) for one in data], bytes_max - FRAME_BYTES)
+        return _written(place, found, filled, len(found.pages))
+
+    yield from _changed(place, _from(at), decide)
+    return message_of(gone[0], place) if gone else None
+
+
+def replaced(place: Place, messages: Sequence[Kept], bytes_max: int) -> Plan[None]:
+    """Have a chat hold these messages alone."""
+    old = _Old(place)
+
+    def decide(found: Found) -> Writes:
+        anew = Found(found.head, place.begun(), ())
+        writes = _written(place, anew, filling(None, messages, bytes_max - FRAME_BYTES), 0)
+        return [*writes, *old.deletes(found, WRITTEN_PAGES_MAX + 1 - len(writes))]
+
+    yield from _changed(place, 0, decide, old.gone)
+    yield from old.rest()
+
+
+def deleted(place: Place) -> Plan[list[ChatMessage] | None]:
+    """Delete a chat, and return the messages that it had; None where there is none."""
+    old = _Old(place)
+
+    def decide(found: Found) -> Writes:
+        if found.head is None:
+            return []
+        return [Delete(place.head, expected=found.head), *old.deletes(found, WRITTEN_PAGES_MAX)]
+
+    found = yield from _changed(place, None, decide, old.gone)
+    if found.head is None:
+        return None
+    yield from old.rest()
+    return [message_of(data, place) for data in found.items()]
+
+
+class _Old:
+    """The pages of a chat that end with it; those that its last commit has no room for are deleted after it.
+
+    No head names them from then on, and no later pages have their names.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.gone, self._left = set[str](), list[str]()
+
+    def deletes(self, found: Found, room: int) -> list[Delete]:
+        """Return what deletes as many as there is room for."""
+        count = 0 if found.head is None else found.known.pages
+        pages = [self._place.page(found.known, number) for number in range(1, count + 1)]
+        pages = [page for page in pages if page not in self.gone]
+        self._left = pages[room:]
+        return [*map(Delete, pages[:room])]
+
+    def rest(self) -> Plan[None]:
+        """Delete the others."""
+        if self._left:
+            yield from call("delete_many", self._left)
+
+
+def _changed(
+    place: Place, limit: Limit, decide: Callable[[Found], Writes], gone: set[str] | None = None
+) -> Plan[Found]:
+    """Commit what is decided on what was found, again while somebody is first; return what it was decided on."""
+    asked = False
+    failed: StateCacheError = UsageError(f"nothing came of {ATTEMPTS_MAX} attempts")
+    for attempt in range(ATTEMPTS_MAX):
+        mode: ReadMode = "primary" if attempt else "local"
+        found = yield from read_pages(place, limit, head=mode, pages=mode)
+        writes = decide(found)
+        if not writes:
+            if attempt:
+                return found
+            continue
+        try:
+            yield from call("commit", writes)
+        except (VersionConflict, NotFound) as error:
+            failed = error
+            if gone is not None and isinstance(error, NotFound):
+                gone.add(error.key.partition("/")[2])
+        except OutcomeUnknown as error:
+            verdict = (yield from call("outcome", error.change_id, place.head)).verdict
+            if verdict == "applied":
+                return found
+            if asked or verdict != "not applied":
+                raise
+            asked, failed = True, error
+        else:
+            return found
+    raise failed
+
+
+def _written(place: Place, found: Found, filled: list[list[Any]], read: int) -> Writes:
+    """Return what has the last pages that were read hold what `filled` says instead; the first ones may be the same."""
+    known: Head = found.known
+    revision, old = token_hex(8), found.documents()[len(found.pages) - read :]
+    states = found.pages[len(found.pages) - read :]
+    first, same = known.pages - read + 1, 0
+    while same < min(len(old), len(filled)) and filled[same] == old[same].items:
+        same += 1
+    after = old[same].after if same < len(old) else known.revision
+    if same < len(old) and same:
+        after = old[same - 1].revision
+    writes: Writes = []
+    for at in range(same, len(filled)):
+        page = Page(revision, after, filled[at])
+        more: dict[str, Any] = {"expected": states[at]} if at < len(states) else {}
+        writes.append(Set(place.page(known, first + at), msgspec.structs.asdict(page), **more))
+        after = revision
+    surplus = [(at, state) for at, state in enumerate(states) if at >= len(filled) and state is not None]
+    writes.extend(Delete(place.page(known, first + at), expected=state) for at, state in surplus)
+    if len(writes) > WRITTEN_PAGES_MAX:
+        raise LimitExceeded("the number of pages that are written at once", actual=len(writes), limit=WRITTEN_PAGES_MAX)
+    items = known.items - sum(len(page.items) for page in old) + sum(map(len, filled))
+    head = msgspec.structs.replace(
+        known, key=kept(place.key, 0).data, items=max(items, 0), pages=known.pages - read + len(filled), revision=after
+    )
+    return [Set(place.head, msgspec.structs.asdict(head), expected=found.head), *writes]
+
+
+def _from(at: int, more: int = 0) -> Limit:
+    """Return how many of the last messages there are from a place in the list on."""
+    return lambda items: max(items - at, 0) if at >= 0 else min(-at + more, items)
+
+
+def _index(at: int, found: Found, count: int) -> int:
+    """Return where a place of the whole list is among the messages that were read, the last ones; they may be all."""
+    items: int = found.known.items
+    return (at if at >= 0 else items + at) - (items - count)
+
+
+def _sized(data: Any) -> Kept:
+    return Kept(data, len(msgspec.json.encode(data)))

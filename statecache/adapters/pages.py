@@ -1,0 +1,139 @@
+"""Pages that belong together: a head that counts them, and plans that read the last ones, or all, as of one moment.
+
+Each page names the revision of the page before it as that was when the page was begun, and the head that of the last
+page. A revision is drawn for each commit that writes pages, so one of them stands for one content of a page, and the
+chain of them for one content of all. States that were read at several moments hold together if their revisions do, and
+only then:
+
+    head {pages: 2, revision: b}      page 2 {revision: b, after: a}      page 1 {revision: a, after: ""}
+
+A reader asks for the head, and takes pages from this process where it has them: their revisions say whether they are
+the ones. If not, head and pages are read from the primary. Where these do not hold together either, somebody has
+written in between, or has edited a state by itself: the head is read again, and if it is the same one still, what was
+read between the two is what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
+
+from statecache import CodecError, State, VersionConflict
+from statecache.adapters.items import given
+from statecache.adapters.plans import Plan, call
+
+if TYPE_CHECKING:
+    from statecache import ReadMode
+
+ATTEMPTS_MAX = 50
+"""How often something is read, or tried to be written, that others are writing to."""
+
+
+class Page(msgspec.Struct, frozen=True):
+    """What a page holds: items as they are kept, its revision, and that of the page before."""
+
+    revision: str
+    after: str
+    items: list[Any]
+
+
+class Place(Protocol):
+    """Where a head and its pages are."""
+
+    @property
+    def head(self) -> str:
+        """The name of the head."""
+
+    def page(self, known: Any, number: int, /) -> str:
+        """Return the name of a page."""
+
+    def read(self, state: State[Any], /) -> Any:
+        """Return the head that a state holds; raise CodecError where it is none."""
+
+    def nothing(self) -> Found:
+        """Return what is found where there is no head."""
+
+
+class Found(NamedTuple):
+    """What was read: the head, None where there is none, and the last pages; None for one that is gone."""
+
+    head: State[Any] | None
+    known: Any
+    pages: Sequence[State[Any] | None]
+
+    def documents(self) -> list[Page]:
+        """Return what the pages hold; nothing for those that are gone."""
+        return [Page("", "", []) if page is None else read_page(page) for page in self.pages]
+
+    def holds_together(self) -> bool:
+        """Return whether all of it was there at one moment."""
+        pages = self.documents()
+        joined = all(after.after == before.revision for before, after in pairwise(pages))
+        whole = len(pages) < self.known.pages or not pages or pages[0].after == ""
+        return joined and whole and None not in self.pages and (not pages or pages[-1].revision == self.known.revision)
+
+    def items(self) -> list[Any]:
+        """Return the items of the pages that were read."""
+        return [given(data) for page in self.documents() for data in page.items]
+
+
+def converted(state: State[Any], kind: type[Any], what: str) -> Any:
+    """Return what a state holds; raise CodecError where it is none of what it should be."""
+    try:
+        return msgspec.convert(state.value, kind)
+    except msgspec.ValidationError as error:
+        raise CodecError(key=state.key, reason=f"it is no {what}: {error}") from None
+
+
+def read_page(state: State[Any]) -> Page:
+    """Return the page that a state holds; raise CodecError where it is none."""
+    page: Page = converted(state, Page, "page of items")
+    return page
+
+
+def read_pages(
+    place: Place, limit: int | Callable[[int], int] | None, *, head: ReadMode, pages: ReadMode
+) -> Plan[Found]:
+    """Read the head and as many pages as hold that many items, the last page at least; all without a limit.
+
+    A function is asked for the limit, given how many items there are.
+    """
+    found, before, change_id = None, "", ""
+    for _ in range(ATTEMPTS_MAX):
+        state = yield from call("get", place.head, read=head)
+        if state is None:
+            return place.nothing()
+        change_id = state.change_id
+        if found is not None and before == change_id:
+            return found
+        found = yield from _last_pages(place, state, limit, pages)
+        if found.holds_together():
+            return found
+        before = change_id if (head, pages) == ("primary", "primary") else ""
+        head = pages = "primary"
+    raise VersionConflict(place.head, before, change_id)
+
+
+def _last_pages(
+    place: Place, head: State[Any], limit: int | Callable[[int], int] | None, mode: ReadMode
+) -> Plan[Found]:
+    known, pages = place.read(head), list["State[Any] | None"]()
+    if callable(limit):
+        limit = limit(known.items)
+    first = known.pages + 1
+    more = known.pages if limit is None else ceil(limit * known.pages / max(known.items, 1)) + bool(limit)
+    while first > 1:
+        upto, first = first, max(first - max(more, 1), 1)
+        names = [place.page(known, number) for number in range(first, upto)]
+        states = yield from call("get_many", names, read=mode)
+        pages = [*states.values(), *pages]
+        found = Found(head, known, pages)
+        missing = 0 if limit is None else limit - sum(len(page.items) for page in found.documents())
+        if missing <= 0:
+            return found
+        more = known.pages - first + 1
+    return Found(head, known, pages)

@@ -1,0 +1,243 @@
+"""The logs of conversations, seen from one client: lines are found, and what a save adds is one commit.
+
+A reader takes the record and the pages that this process has, and follows the entries back from the one that is asked
+for. Where one is missing, what is here is old: all is read again from the primary.
+
+A writer decides on what this process has first, in one exchange if that is still so. Each later attempt reads the
+primary. It commits over the record and the page that it has read, and nothing else: what somebody has saved or edited
+meanwhile is never written over.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from pydantic_ai.conversation_store import ConversationConflict
+
+from statecache import Delete, NotFound, OutcomeUnknown, Set, StateCacheError, UsageError, VersionConflict
+from statecache.adapters.event_loops import is_applied
+from statecache.adapters.filling import FRAME_BYTES
+from statecache.adapters.items import Kept
+from statecache.adapters.pydantic_ai.documents import (
+    EntryId,
+    Head,
+    Line,
+    Page,
+    Place,
+    head_of,
+    line_of,
+    page_sets,
+    pages_of,
+    place_of,
+    read,
+    spelled,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord
+
+    from statecache import AsyncNamespace, ReadMode, State
+
+ATTEMPTS_MAX = 20
+"""How often something is tried to be written while others edit the same states and leave the record as it is."""
+_STATES_PER_COMMIT = 250
+_COMMIT_BYTES_MAX = 12 * 1024 * 1024
+"""What of a log that nobody sees yet is written at once."""
+Lines = list[tuple[str, Line]]
+
+
+class Found(NamedTuple):
+    """What was read of a conversation: its record and its last page, None where there is none."""
+
+    head: State[Any] | None
+    known: Head | None
+    page: State[Any] | None
+
+
+class Logs:
+    """The logs of all conversations of a namespace."""
+
+    def __init__(self, view: AsyncNamespace[Any], namespace: str, *, bytes_max: int) -> None:
+        self._view, self._namespace, self._bytes_max = view, namespace, bytes_max
+
+    def group(self, place: Place) -> str:
+        """Return the key of a conversation's group."""
+        return f"{self._namespace}/{place.head}"
+
+    async def history(self, entry_id: str, limit: int | None) -> tuple[str, Lines]:
+        """Return the lines up to an entry, or the last ones, and their group; raise KeyError where one is missing."""
+        place = await self._place_of_entry(entry_id)
+        return self.group(place), await self._lines(place, entry_id, limit)
+
+    async def write(
+        self, record: ConversationRecord, entries: Sequence[ConversationEntry], expected_revision: str | None
+    ) -> None:
+        """Write a record and the entries that it adds, in one commit, or raise ConversationConflict."""
+        place = place_of(record.conversation_id)
+        lines = [line_of(entry, at) for at, entry in enumerate(entries)]
+        asked, shared = False, list[tuple[str, Kept]]()
+        failed: StateCacheError = UsageError(f"nothing came of {ATTEMPTS_MAX} attempts")
+        for attempt in range(ATTEMPTS_MAX):
+            found = await self._found(place, "primary" if attempt else "local")
+            revision = None if found.known is None else found.known.revision
+            if revision != expected_revision:
+                if attempt:
+                    raise ConversationConflict(record.conversation_id)
+                continue
+            if attempt < 2:
+                shared = await self._shared(place, found, record, entries)
+            writes = await self._added(place, found, record, [*shared, *lines])
+            try:
+                await self._view.commit(writes, reason="save")
+            except (VersionConflict, NotFound) as error:
+                failed = error
+            except OutcomeUnknown as error:
+                if asked:
+                    raise
+                if await is_applied(self._view, error, place.head):
+                    return
+                asked, failed = True, error
+            else:
+                return
+        raise failed
+
+    async def delete(self, conversation_id: str, expected_revision: str) -> None:
+        """Delete a record and its log; the pages beyond what one commit takes are deleted after it."""
+        place, gone, asked = place_of(conversation_id), set[str](), False
+        failed: StateCacheError = UsageError(f"nothing came of {ATTEMPTS_MAX} attempts")
+        for _ in range(ATTEMPTS_MAX):
+            found = await self._found(place, "primary", page=False)
+            if found.known is None or found.known.revision != expected_revision:
+                raise ConversationConflict(conversation_id)
+            pages = [place.page(found.known.log, number) for number in range(1, found.known.pages + 1)]
+            now = [page for page in pages[:_STATES_PER_COMMIT] if page not in gone]
+            try:
+                await self._view.commit([Delete(place.head, expected=found.head), *map(Delete, now)], reason="delete")
+            except (VersionConflict, NotFound) as error:
+                failed = error
+                if isinstance(error, NotFound):
+                    gone.add(error.key.partition("/")[2])
+                continue
+            except OutcomeUnknown as error:
+                if asked:
+                    raise
+                asked, failed = True, error
+                if not await is_applied(self._view, error, place.head):
+                    continue
+            if pages[_STATES_PER_COMMIT:]:
+                await self._view.delete_many(pages[_STATES_PER_COMMIT:], reason="delete")
+            return
+        raise failed
+
+    async def _found(self, place: Place, mode: ReadMode, *, page: bool = True) -> Found:
+        head = await self._view.get(place.head, read=mode)
+        if head is None:
+            return Found(None, None, None)
+        known: Head = read(head, Head)
+        last = await self._view.get(place.page(known.log, known.pages), read=mode) if known.pages and page else None
+        return Found(head, known, last)
+
+    async def _lines(self, place: Place, entry_id: str, limit: int | None) -> Lines:
+        try:
+            return await self._followed(place, entry_id, limit, "local")
+        except KeyError:
+            return await self._followed(place, entry_id, limit, "primary")
+
+    async def _followed(self, place: Place, entry_id: str, limit: int | None, mode: ReadMode) -> Lines:
+        """Follow the entries back from one, and read pages, the last ones first, as they are needed."""
+        state = await self._view.get(place.head, read=mode)
+        missing = f"there is no entry {{}} in {self.group(place)}"
+        if state is None:
+            raise KeyError(missing.format(entry_id))
+        known: Head = read(state, Head)
+        more = known.pages if limit is None else ceil(limit * known.pages / max(known.entries, 1)) + 1
+        lines, there, unread = Lines(), dict[str, Line](), known.pages
+        at: str | None = entry_id
+        while at is not None and (limit is None or len(lines) < limit):
+            name = spelled(at)
+            if name in there:
+                lines.append((at, there[name]))
+                at = there[name]["parent"]
+            elif unread:
+                first = max(unread - more, 0)
+                names = [place.page(known.log, number) for number in range(first + 1, unread + 1)]
+                states = await self._view.get_many(names, read=mode)
+                for page in states.values():
+                    there |= {} if page is None else read(page, Page).entries
+                unread, more = first, more * 2
+            else:
+                raise KeyError(missing.format(at))
+        return lines[::-1]
+
+    async def _place_of_entry(self, entry_id: str) -> Place:
+        """Return a conversation that has an entry: the one that its id knows, or one that is looked for."""
+        if isinstance(entry_id, EntryId) and entry_id.group.startswith(f"{self._namespace}/"):
+            return Place(entry_id.group.removeprefix(f"{self._namespace}/"))
+        where = {f"entries.{spelled(entry_id)}.kind": "message"}
+        async for state in self._view.list("", where=where, values=False, limit=1):
+            return Place(state.key.split("/")[1])
+        raise KeyError(f"there is no entry {entry_id} in the namespace {self._namespace}")
+
+    async def _shared(
+        self, place: Place, found: Found, record: ConversationRecord, entries: Sequence[ConversationEntry]
+    ) -> list[tuple[str, Kept]]:
+        """Return the lines of other conversations that the history goes on from, or raise ConversationConflict."""
+        added, lines = {entry.id for entry in entries}, dict[str, Line]()
+        for entry_id in (entries[0].parent_id if entries else None, record.head_id):
+            if entry_id is None or entry_id in added or entry_id in lines:
+                continue
+            if found.known is not None:
+                if entry_id in (found.known.head_id, *found.known.branches):
+                    continue
+                try:
+                    await self._lines(place, entry_id, 1)
+                except KeyError:
+                    pass
+                else:
+                    continue
+            try:
+                lines |= (await self.history(entry_id, None))[1]
+            except KeyError:
+                raise ConversationConflict(record.conversation_id) from None
+        return [(entry_id, Kept(line, len(msgspec.json.encode(line)) + 50)) for entry_id, line in lines.items()]
+
+    async def _added(
+        self, place: Place, found: Found, record: ConversationRecord, lines: Sequence[tuple[str, Kept]]
+    ) -> list[Set | Delete]:
+        """Return what writes a record and adds lines; what one commit cannot take of a new log is written before it."""
+        known = found.known
+        log = token_hex(4) if known is None else known.log
+        pages, count = (0, 0) if known is None else (known.pages, known.entries)
+        last = None if found.page is None else read(found.page, Page).entries
+        filled = pages_of(last, lines, self._bytes_max) if lines else []
+        sets: list[Set | Delete] = []
+        if last is not None and filled:
+            page, filled = filled[0], filled[1:]
+            if len(page["entries"]) > len(last):
+                sets.append(Set(place.page(log, pages), page, expected=found.page))
+        new = page_sets(place, log, pages + 1, filled)
+        head = head_of(record, log, pages + len(new), count + len(lines))
+        if known is None:
+            new = await self._written_ahead(new)
+        return [Set(place.head, head, expected=found.head), *sets, *new]
+
+    async def _written_ahead(self, new: list[Set]) -> list[Set]:
+        """Write the first pages of a large log that no record names yet, and return the rest."""
+        sizes = [len(msgspec.json.encode(one.value)) + FRAME_BYTES for one in new]
+        left, size = 0, sum(sizes)
+        while size > _COMMIT_BYTES_MAX or len(new) - left > _STATES_PER_COMMIT:
+            upto, taken = left, 0
+            while upto < len(new) - 1 and upto - left < _STATES_PER_COMMIT:
+                if taken and taken + sizes[upto] > _COMMIT_BYTES_MAX:
+                    break
+                taken, upto = taken + sizes[upto], upto + 1
+            if upto == left:
+                break
+            await self._view.commit(new[left:upto], reason="save")
+            left, size = upto, size - taken
+        return new[left:]

@@ -1,0 +1,194 @@
+"""What conversation stores of Pydantic AI may stand on, each a maker of stores, and one that is compared with another.
+
+flushed        one client, and a worker that is at work beside it
+paused         one client, and no worker: nothing is in Postgres
+emptied        before every read all is flushed, and Redis loses every state that is clean
+alternating    two clients, whose turn it is call by call
+on_settings    stores with clients of their own
+in_memory      what stands for servers in unit tests
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from pydantic_ai.conversation import Conversation
+from pydantic_ai.conversation_store import (
+    ConversationConflict,
+    ConversationEntry,
+    ConversationRecord,
+    ConversationStore,
+    InMemoryConversationStore,
+)
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+
+from statecache import AsyncStateCache
+from statecache.adapters.pydantic_ai import StateCacheConversationStore
+from statecache.testing import memory
+from tests.fixtures.flusher import flushing
+from tests.support.openai_sessions import World
+
+MakeStore = Callable[..., StateCacheConversationStore]
+Kind = Callable[[World], AbstractAsyncContextManager[MakeStore]]
+
+
+def turn(number: int, *, size: int = 0) -> list[ModelMessage]:
+    """Return a question and its answer, told apart by their number."""
+    asked = ModelRequest(parts=[UserPromptPart(content=f"{number}? {'x' * size}")])
+    return [asked, ModelResponse(parts=[TextPart(content=f"{number}!")])]
+
+
+def turns(count: int, *, since: int = 0, size: int = 0) -> list[ModelMessage]:
+    """Return several turns."""
+    return [message for number in range(since, count) for message in turn(number, size=size)]
+
+
+def told(messages: Sequence[Any]) -> list[str]:
+    """Return what messages say, shortly."""
+    return [str(part.content).strip() for message in messages for part in message.parts]
+
+
+async def saved(store: ConversationStore, conversation_id: str, messages: Sequence[ModelMessage]) -> Conversation:
+    """Add messages to a conversation, as a run does, and return it."""
+    conversation = await store.load(conversation_id) or Conversation(conversation_id=conversation_id)
+    conversation.messages.extend(messages)
+    await store.save(conversation)
+    return conversation
+
+
+class Emptied(StateCacheConversationStore):
+    """A store whose Redis is emptied before every read."""
+
+    world: World
+
+    async def read_record(self, conversation_id: str) -> ConversationRecord | None:
+        """Empty Redis, and read."""
+        await self.world.empty()
+        return await super().read_record(conversation_id)
+
+    async def read_history(self, head_id: str | None, *, limit: int | None = None) -> list[ConversationEntry]:
+        """Empty Redis, and read."""
+        await self.world.empty()
+        return await super().read_history(head_id, limit=limit)
+
+
+class Alternating(StateCacheConversationStore):
+    """Two stores, of which each call takes the other one."""
+
+    def __init__(self, one: AsyncStateCache, other: AsyncStateCache, **more: Any) -> None:
+        super().__init__(one, **more)
+        self._others = [StateCacheConversationStore(cache, **more)._clients for cache in (one, other)]
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "_clients" and "_others" in vars(self):
+            self._others.append(self._others.pop(0))
+            return self._others[0]
+        return super().__getattribute__(name)
+
+
+@asynccontextmanager
+async def flushed(world: World) -> AsyncIterator[MakeStore]:
+    """Stores of one client, while a worker is at work."""
+    async with AsyncStateCache(settings=world.settings) as cache, flushing(world.worker):
+        yield lambda **more: StateCacheConversationStore(cache, **more)
+
+
+@asynccontextmanager
+async def paused(world: World) -> AsyncIterator[MakeStore]:
+    """Stores of one client, without a worker."""
+    async with AsyncStateCache(settings=world.settings) as cache:
+        yield lambda **more: StateCacheConversationStore(cache, **more)
+
+
+@asynccontextmanager
+async def emptied(world: World) -> AsyncIterator[MakeStore]:
+    """Stores of one client, whose Redis is emptied before every read."""
+    async with AsyncStateCache(settings=world.settings) as cache:
+
+        def make(**more: Any) -> StateCacheConversationStore:
+            store = Emptied(cache, **more)
+            store.world = world
+            return store
+
+        yield make
+
+
+@asynccontextmanager
+async def alternating(world: World) -> AsyncIterator[MakeStore]:
+    """Stores of two clients in turn."""
+    async with AsyncStateCache(settings=world.settings) as one, AsyncStateCache(settings=world.settings) as other:
+        yield lambda **more: Alternating(one, other, **more)
+
+
+@asynccontextmanager
+async def on_settings(world: World) -> AsyncIterator[MakeStore]:
+    """Stores that each make a client."""
+    async with AsyncExitStack() as made:
+
+        def make(**more: Any) -> StateCacheConversationStore:
+            store = StateCacheConversationStore.from_settings(world.settings, **more)
+            made.push_async_callback(store.close)
+            return store
+
+        yield make
+
+
+@asynccontextmanager
+async def in_memory(world: World) -> AsyncIterator[MakeStore]:
+    """Stores on what stands for servers in unit tests."""
+    async with memory() as cache:
+        yield lambda **more: StateCacheConversationStore(cache, **more)
+
+
+KINDS: list[Kind] = [flushed, paused, emptied, alternating, on_settings, in_memory]
+
+
+class Compared(ConversationStore):
+    """A store that asks another one and the framework's own the same, and raises where the answers differ."""
+
+    def __init__(self, store: ConversationStore) -> None:
+        self._store, self._own = store, InMemoryConversationStore()
+        self.calls = 0
+
+    async def _both(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        answers = list[Any]()
+        for store in (self._own, self._store):
+            try:
+                answers.append(await getattr(store, verb)(*arguments, **options))
+            except (ConversationConflict, KeyError) as error:
+                answers.append(error)
+        self.calls += 1
+        own, answer = answers
+        if isinstance(own, Exception):
+            assert type(answer) is type(own), (verb, arguments, own, answer)
+            raise own
+        assert answer == own, (verb, arguments, own, answer)
+        return answer
+
+    async def read_record(self, conversation_id: str) -> Any:
+        """Ask both."""
+        return await self._both("read_record", conversation_id)
+
+    async def read_records(self, *, scope: str | None = None, limit: int | None = None) -> Any:
+        """Ask both."""
+        return await self._both("read_records", scope=scope, limit=limit)
+
+    async def write_record(
+        self, record: Any, *, new_entries: Sequence[ConversationEntry] = (), expected_revision: str | None
+    ) -> None:
+        """Ask both."""
+        await self._both("write_record", record, new_entries=new_entries, expected_revision=expected_revision)
+
+    async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
+        """Ask both."""
+        await self._both("delete_record", conversation_id, expected_revision=expected_revision)
+
+    async def read_entry(self, entry_id: str) -> Any:
+        """Ask both."""
+        return await self._both("read_entry", entry_id)
+
+    async def read_history(self, head_id: str | None, *, limit: int | None = None) -> Any:
+        """Ask both."""
+        return await self._both("read_history", head_id, limit=limit)
