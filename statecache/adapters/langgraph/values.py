@@ -21,6 +21,8 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from statecache import LimitExceeded
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
 INLINE_BYTES_MAX = 4096
@@ -63,8 +65,13 @@ class Packed(NamedTuple):
         if not self.type:
             return [self.form()]
         refuse_oversized(len(self.data))
-        parts = range(0, len(self.data), PIECE_BYTES_MAX)
-        return [{"data": b64encode(self.data[at : at + PIECE_BYTES_MAX]).decode()} for at in parts]
+        return [{"data": b64encode(piece).decode()} for piece in self.pieces_of_bytes()]
+
+    def pieces_of_bytes(self) -> list[bytes]:
+        """Return the value in as many pieces, as bytes."""
+        if not self.type:
+            return [self.data]
+        return [self.data[at : at + PIECE_BYTES_MAX] for at in range(0, len(self.data), PIECE_BYTES_MAX)]
 
 
 class Serde:
@@ -105,11 +112,14 @@ def packed_of(form: Form) -> Packed:
     return Packed(form["type"], b64decode(form["data"]))
 
 
-def joined(form: Form, pieces: list[Form]) -> Packed:
+def piece_of(form: Form) -> bytes:
+    """Return the bytes that the state of a channel, or of a piece of it, holds."""
+    return packed_of(form).data if "value" in form else b64decode(form["data"])
+
+
+def joined(form: Form, pieces: Iterable[bytes]) -> Packed:
     """Return the value that a form names, from the pieces of the channel's own states."""
-    if "value" in pieces[0]:
-        return packed_of(pieces[0])
-    return Packed(form["type"], b"".join(b64decode(piece["data"]) for piece in pieces))
+    return Packed(form["type"], b"".join(pieces))
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:
