@@ -15,17 +15,22 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache import AsyncStateCache, Settings, UsageError
+from statecache.adapters.openai_agents.pages import Last
 
 if TYPE_CHECKING:
     from statecache import AsyncNamespace
 
 
 class Client(NamedTuple):
-    """What serves one event loop: a view, what a value may have of bytes, and whose turn it is to write here."""
+    """What serves one event loop: a view, what a value may have of bytes, and whose turn it is to write here.
+
+    `last` is how the session was left here.
+    """
 
     view: AsyncNamespace[Any]
     bytes_max: int
     writing: asyncio.Lock
+    last: Last
 
 
 class _Made(NamedTuple):
@@ -80,7 +85,7 @@ class Clients:
 
     def _client(self, cache: AsyncStateCache) -> Client:
         view = cache.namespace(self._namespace, **self._policy)
-        return Client(view, cache.settings.value_bytes_max, asyncio.Lock())
+        return Client(view, cache.settings.value_bytes_max, asyncio.Lock(), Last())
 
 
 async def _keep(cache: AsyncStateCache, made: dict[asyncio.AbstractEventLoop, _Made], loop: Any) -> None:

@@ -139,7 +139,7 @@ class StateCacheSession:
         await self.close()
 
     def _conversation(self, here: Client) -> Conversation:
-        return Conversation(here.view, self._place, bytes_max=here.bytes_max)
+        return Conversation(here.view, self._place, bytes_max=here.bytes_max, last=here.last)
 
 
 async def _alone(here: Client, write: Callable[[], Coroutine[Any, Any, T]]) -> T:
