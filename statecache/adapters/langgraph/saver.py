@@ -14,6 +14,7 @@ from langgraph.checkpoint.base import (
 from statecache import AsyncStateCache, Settings, StateCache, UsageError
 from statecache.adapters.langgraph import deltas, listing, putting, reading, threads, writing
 from statecache.adapters.langgraph.clients import Clients, OnClients, settings_of
+from statecache.adapters.langgraph.decoded import Decoded
 from statecache.adapters.langgraph.documents import config_of, write_documents
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.plans import Listing, Plan
@@ -64,7 +65,7 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
             raise UsageError(f"namespace={namespace!r} is of more than one segment: a thread would have no group")
         self._namespace = namespace
         self._clients = Clients(Settings() if cache is None else cache, namespace, {"durability": durability})
-        self._recent = Recent()
+        self._recent, self._decoded = Recent(), Decoded()
 
     @classmethod
     def from_conn_string(
@@ -234,7 +235,7 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
 
     @property
     def _serde(self) -> Serde:
-        return Serde(self.serde)
+        return Serde(self.serde, self._decoded)
 
 
 def _place(config: RunnableConfig) -> Place:

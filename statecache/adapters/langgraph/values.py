@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
+    from statecache.adapters.langgraph.decoded import Decoded
+
 INLINE_BYTES_MAX = 4096
 """Values up to this size stand in the checkpoint's state itself."""
 PIECE_BYTES_MAX = 5 * 1024 * 1024
@@ -77,10 +79,11 @@ class Packed(NamedTuple):
 class Serde:
     """A saver's serializer, and what is plain under it."""
 
-    __slots__ = ("_plain", "serializer")
+    __slots__ = ("_decoded", "_plain", "serializer")
 
-    def __init__(self, serializer: SerializerProtocol) -> None:
+    def __init__(self, serializer: SerializerProtocol, decoded: Decoded | None = None) -> None:
         self.serializer = serializer
+        self._decoded = decoded
         self._plain = type(serializer) is JsonPlusSerializer
 
     def pack(self, value: Any) -> Packed:
@@ -93,9 +96,11 @@ class Serde:
 
     def load(self, packed: Packed) -> Any:
         """Return the value, which nobody else holds."""
-        return (
-            self.serializer.loads_typed((packed.type, packed.data)) if packed.type else msgspec.json.decode(packed.data)
-        )
+        if not packed.type:
+            return msgspec.json.decode(packed.data)
+        if self._decoded is None or not self._plain or packed.type != "msgpack":
+            return self.serializer.loads_typed((packed.type, packed.data))
+        return self._decoded.load(self.serializer, packed.data, lambda: self.serializer.loads_typed(packed))
 
 
 def refuse_oversized(size: int) -> None:
