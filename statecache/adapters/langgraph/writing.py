@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _TEXT_MAX = PIECE_BYTES_MAX * 4 // 3
 """How long the base64 of a piece is at most."""
-_UNCHANGED, _ELSEWHERE, _NO_ROOM, _ABSENT = "unchanged", "elsewhere", "no room", "absent"
+_UNCHANGED, _ELSEWHERE, _ABSENT = "unchanged", "elsewhere", "absent"
 """Why nothing is written to a checkpoint's state."""
 
 
@@ -47,21 +47,25 @@ def put_writes(
     name, few = place.checkpoint(checkpoint_id), _size(writes) <= WRITES_BYTES_MAX
     if few and (yield from _put_over_latest(place, checkpoint_id, writes, recent)):
         return
-    for _ in range(ATTEMPTS_MAX):
+    for attempt in range(ATTEMPTS_MAX):
         change = partial(_added, writes=writes) if few else _closed
         try:
-            yield from call("update", name, change, default=dict)
+            made: State[Any] = yield from call("update", name, change, default=dict)
         except Declined as declined:
             if declined.args[0] == _UNCHANGED:
                 return
             if declined.args[0] == _ELSEWHERE:
                 break
-            if declined.args[0] == _NO_ROOM:
-                few = False
-            elif (yield from _begun(place, checkpoint_id, writes if few else [])) and few:
-                return
+            try:
+                yield from _begin(place, checkpoint_id, writes if few else [])
+            except VersionConflict:  # somebody else has begun it meanwhile
+                if attempt == ATTEMPTS_MAX - 1:
+                    raise
+            else:
+                if few:
+                    return
         else:
-            if few:
+            if not made.value["writes_elsewhere"]:
                 return
             break
     yield from put_elsewhere(place, checkpoint_id, writes, task_id)
@@ -78,24 +82,23 @@ def _put_over_latest(place: Place, checkpoint_id: str, writes: Sequence[Document
     except (Declined, VersionConflict):  # what is there decides
         return False
     recent.put(place, latest._replace(checkpoint=made))
-    return True
+    return not made.value["writes_elsewhere"]
 
 
-def _begun(place: Place, checkpoint_id: str, writes: Sequence[Document]) -> Plan[bool]:
-    """Make the state of a checkpoint that has not come yet, and return whether nobody else has made it meanwhile."""
+def _begin(place: Place, checkpoint_id: str, writes: Sequence[Document]) -> Plan[None]:
+    """Make the state of a checkpoint that has not come yet; raise VersionConflict where somebody else has."""
     head: State[Any] | None = yield from call("get", place.head, read="primary")
     latest = "" if head is None else head.value["checkpoint_id"]
     document = head_document(place, checkpoint_id) | {"writes": merged([], writes) or [], "writes_elsewhere": False}
     over = Set(place.head, next_head(place, head, latest, checkpoint_id), expected=head)
-    try:
-        yield from call("commit", [Set(place.checkpoint(checkpoint_id), document, expected=None), over])
-    except VersionConflict:
-        return False
-    return True
+    yield from call("commit", [Set(place.checkpoint(checkpoint_id), document, expected=None), over])
 
 
 def _added(document: Document, writes: Sequence[Document]) -> Document:
-    """Return a checkpoint's state with the writes in it; decline where there is none, or no room in it."""
+    """Return a checkpoint's state with the writes in it, or closed where they have no room in it.
+
+    Declines where there is none, where it is closed, and where it has them.
+    """
     if not document:
         raise Declined(_ABSENT)
     if document["writes_elsewhere"]:
@@ -104,7 +107,7 @@ def _added(document: Document, writes: Sequence[Document]) -> Document:
     if both is None:
         raise Declined(_UNCHANGED)
     if len({one["task_id"] for one in both}) > WRITING_TASKS_MAX or _size(both) > WRITES_BYTES_MAX:
-        raise Declined(_NO_ROOM)
+        return _closed(document)
     return document | {"writes": both}
 
 
