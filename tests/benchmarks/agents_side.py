@@ -10,6 +10,7 @@ import redis
 from statecache import Settings
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
+from tests.benchmarks.adapters import adapters
 from tests.benchmarks.bulk import bulk
 from tests.benchmarks.contenders import Contenders
 from tests.benchmarks.contention import PROCESSES_MIN, TASKS_MIN, Tasks, contention
@@ -104,4 +105,5 @@ AGENTS_SIDE: Mapping[str, Section] = {
     "feed": _feed,
     "watchers": _watchers,
     "prune": _prune,
+    "adapters": adapters,
 }

@@ -131,6 +131,19 @@ def rates(subject: tuple[str, list[float]], against: tuple[str, list[float]], *,
     )
 
 
+def times_faster(
+    name: str, against: str, spent: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]], *, bound: float | None
+) -> Row:
+    """Make a row of how many times as long the other side takes, by the p50 of each round; more is better."""
+    return Row(
+        subject=measure(name, spent[0]),
+        against=measure(against, spent[1]),
+        figures=[median(theirs) / median(ours) for ours, theirs in zip(*spent, strict=True)],
+        bound=bound,
+        at_most=False,
+    )
+
+
 def left_out(name: str, why: str) -> Row:
     """Make the row of what could not be measured here."""
     return Row(subject=Measure(name=name), figures=[], left_out=why)

@@ -16,6 +16,7 @@ from statecache import VersionConflict, VersionNotFound
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, put
 from statecache.adapters.langgraph.reading import get_tuple
+from statecache.adapters.langgraph.recent import Recent
 from statecache.adapters.langgraph.values import Serde
 from statecache.adapters.plans import Call, Found, run, until_found
 from statecache.testing import memory
@@ -35,9 +36,9 @@ def test_a_channel_that_came_and_went_meanwhile_is_named_at_its_real_version() -
     with memory() as cache:
         view = cache.namespace("langgraph")
         interfering: Any = Interfering(view, come_and_go)
-        run(interfering, put(PLACE, None, one, METADATA, {"a": 1}, SERDE))
+        run(interfering, put(PLACE, None, one, METADATA, {"a": 1}, SERDE, Recent()))
         assert interfering.commits == 2
-        found = run(view, get_tuple(PLACE, None, SERDE))
+        found = run(view, get_tuple(PLACE, None, SERDE, Recent()))
     assert found is not None
     assert found.checkpoint["channel_values"] == {"a": LARGE}
 
@@ -49,7 +50,7 @@ def test_a_put_gives_up_where_others_never_do() -> None:
     with memory() as cache:
         endless: Any = Interfering(cache.namespace("langgraph"), move, times=1000)
         with pytest.raises(VersionConflict):
-            run(endless, put(PLACE, None, checkpoint({"a": 1}), METADATA, {"a": 1}, SERDE))
+            run(endless, put(PLACE, None, checkpoint({"a": 1}), METADATA, {"a": 1}, SERDE, Recent()))
     assert endless.commits == ATTEMPTS_MAX
 
 
@@ -57,11 +58,11 @@ def test_a_value_that_is_another_checkpoints_is_never_given() -> None:
     one = checkpoint({"a": LARGE})
     with memory() as cache:
         view = cache.namespace("langgraph")
-        run(view, put(PLACE, None, one, METADATA, {"a": 1}, SERDE))
+        run(view, put(PLACE, None, one, METADATA, {"a": 1}, SERDE, Recent()))
         view.update(PLACE.checkpoint(one["id"]), lambda document: _naming(document, version=2))
         view.update(PLACE.channel("a"), lambda document: document | {"checkpoint_id": "another"})
         with pytest.raises(VersionNotFound, match="not put with checkpoint"):
-            run(view, get_tuple(PLACE, None, SERDE))
+            run(view, get_tuple(PLACE, None, SERDE, Recent()))
 
 
 def _naming(document: dict[str, Any], *, version: int) -> dict[str, Any]:
@@ -73,9 +74,9 @@ def test_a_large_value_that_is_kept_here_of_a_lost_lineage_is_read_anew() -> Non
     one = checkpoint({"a": LARGE})
     with memory() as cache:
         view = cache.namespace("langgraph")
-        run(view, put(PLACE, None, one, METADATA, {"a": 1}, SERDE))
+        run(view, put(PLACE, None, one, METADATA, {"a": 1}, SERDE, Recent()))
         lost: Any = Keeping(view, PLACE.channel("a"))
-        found = run(lost, get_tuple(PLACE, None, SERDE))
+        found = run(lost, get_tuple(PLACE, None, SERDE, Recent()))
     assert found is not None
     assert found.checkpoint["channel_values"] == {"a": LARGE}
     assert lost.given == 1
@@ -104,17 +105,17 @@ def test_who_kept_what_others_have_changed_reads_and_puts_all_the_same() -> None
     first, second, third = (checkpoint({"a": f"{number}{LARGE}"}, version=number) for number in range(3))
     with memory() as cache:
         view = cache.namespace("langgraph")
-        run(view, put(PLACE, None, first, METADATA, {"a": 0}, SERDE))
+        run(view, put(PLACE, None, first, METADATA, {"a": 0}, SERDE, Recent()))
         stale: Any = Stale(view)
-        run(view, put(PLACE, first["id"], third, METADATA, {"a": 2}, SERDE))
-        found = run(stale, get_tuple(PLACE, None, SERDE))
+        run(view, put(PLACE, first["id"], third, METADATA, {"a": 2}, SERDE, Recent()))
+        found = run(stale, get_tuple(PLACE, None, SERDE, Recent()))
         assert found is not None
         assert found.checkpoint == third
-        run(stale, put(PLACE, first["id"], second, METADATA, {"a": 1}, SERDE))
+        run(stale, put(PLACE, first["id"], second, METADATA, {"a": 1}, SERDE, Recent()))
         for view_ in (view, stale):
             latest, earlier = (
-                run(view_, get_tuple(PLACE, None, SERDE)),
-                run(view_, get_tuple(PLACE, second["id"], SERDE)),
+                run(view_, get_tuple(PLACE, None, SERDE, Recent())),
+                run(view_, get_tuple(PLACE, second["id"], SERDE, Recent())),
             )
             assert (latest and latest.checkpoint, earlier and earlier.checkpoint) == (third, second)
 
@@ -132,8 +133,8 @@ def test_what_a_caller_changes_while_it_is_put_changes_nothing() -> None:
     with memory() as cache:
         view = cache.namespace("langgraph")
         changing: Any = Interfering(view, change)
-        run(changing, put(PLACE, None, one, METADATA, {"a": 1}, SERDE))
-        found = run(view, get_tuple(PLACE, None, SERDE))
+        run(changing, put(PLACE, None, one, METADATA, {"a": 1}, SERDE, Recent()))
+        found = run(view, get_tuple(PLACE, None, SERDE, Recent()))
     assert found is not None
     assert found.checkpoint == before
 

@@ -24,6 +24,7 @@ from statecache.adapters.langgraph.values import (
     is_plain,
     joined,
     packed_of,
+    piece_of,
     split,
 )
 from statecache.adapters.langgraph.writing import _parts, gathered
@@ -84,7 +85,8 @@ def test_a_large_value_comes_back_from_its_pieces() -> None:
     pieces = packed.pieces()
     assert len(pieces) == packed.pieces_count == 3
     assert all(len(piece["data"]) <= 8 * 1024 * 1024 for piece in pieces)
-    assert joined({"type": packed.type}, pieces) == packed
+    assert joined({"type": packed.type}, map(piece_of, pieces)) == packed
+    assert [*map(piece_of, pieces)] == packed.pieces_of_bytes()
 
 
 def test_a_value_that_no_commit_could_hold_is_refused() -> None:

@@ -18,18 +18,19 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.base import DeltaChannelHistory
 
     from statecache.adapters.langgraph.names import Place
+    from statecache.adapters.langgraph.recent import Recent
 
 _PAGES = (16, 64, 256)
 """How many checkpoints are read at once."""
 
 
 def delta_history(
-    place: Place, checkpoint_id: str | None, channels: Sequence[str], serde: Serde
+    place: Place, checkpoint_id: str | None, channels: Sequence[str], serde: Serde, recent: Recent
 ) -> Plan[dict[str, DeltaChannelHistory]]:
     """Return for each channel the writes since the nearest ancestor that holds a value of it, and that value."""
     writes: dict[str, list[Document]] = {channel: [] for channel in channels}
     seeds: dict[str, Packed] = {}
-    target = yield from (document_of(place, checkpoint_id) if checkpoint_id else latest(place))
+    target = yield from (document_of(place, checkpoint_id) if checkpoint_id else latest(place, recent))
     ancestors = _Ancestors(place, target)
     while len(seeds) < len(writes):
         document = yield from ancestors.older()
@@ -38,7 +39,7 @@ def delta_history(
         for one in reversed(in_order((yield from writes_of(document)))):
             if one["channel"] in writes and one["channel"] not in seeds:
                 writes[one["channel"]].append(one)
-        seeds |= yield from packed_values(document, writes.keys() - seeds.keys())
+        seeds |= yield from packed_values(document, writes.keys() - seeds.keys(), recent)
     return {channel: _history(writes[channel], seeds.get(channel), serde) for channel in channels}
 
 

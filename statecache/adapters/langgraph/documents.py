@@ -1,12 +1,13 @@
 """The states of a thread as JSON: a checkpoint with its pending writes, the head, a channel of its own, more writes.
 
-    head         {"thread_id", "checkpoint_ns", "checkpoint_id"}
+    head         {"thread_id", "checkpoint_ns", "checkpoint_id", "newest", "at"}
     checkpoint   {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "metadata", "checkpoint",
                   "channel_values": {CHANNEL: form}, "writes": [write], "writes_elsewhere": bool, "more"}
     channel      {"channel", "channel_version", "checkpoint_id", "value" or "data"}
     write        {"task_id", "task_path", "idx", "channel"} and a form
 
-A checkpoint's state without `checkpoint` holds writes that came before it. In `more` stands, serialized, what JSON
+A checkpoint's state without `checkpoint` holds writes that came before it. A head without a checkpoint's id says that
+there is none yet. In `more` stands, serialized, what JSON
 cannot say of metadata and checkpoint.
 """
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata
 
+    from statecache import State
+
 Document = dict[str, Any]
 WRITES_BYTES_MAX = 64 * 1024
 """How much of pending writes stands in a checkpoint's own state."""
@@ -40,6 +43,23 @@ def place_of(document: Document) -> Place:
 def head_document(place: Place, checkpoint_id: str) -> Document:
     """Return what the head holds, and every checkpoint begins with."""
     return {"thread_id": place.thread_id, "checkpoint_ns": place.checkpoint_ns, "checkpoint_id": checkpoint_id}
+
+
+def next_head(place: Place, head: State[Any] | None, latest_id: str, touched_id: str) -> Document:
+    """Return what is to be written over a head, in the commit that writes the state of the checkpoint `touched_id`.
+
+    Whoever makes the state of a checkpoint writes the head in the same commit. So `newest`, the greatest id of which
+    there ever was a state, holds as long as nothing else has written the head: `at` is the version at which it was
+    written, and differs from the state's version once anything has deleted the head, rolled it back or copied it.
+    """
+    before: Document = {} if head is None else head.value
+    at = 1 if head is None else head.version + 1 if before.get("at") == head.version else 0
+    return head_document(place, latest_id) | {"newest": max(touched_id, before.get("newest", "")), "at": at}
+
+
+def is_first(head: State[Any] | None, checkpoint_id: str) -> bool:
+    """Return whether the head proves that there never was a state of that checkpoint, not even a deleted one."""
+    return head is not None and head.value.get("at") == head.version and checkpoint_id > head.value["newest"]
 
 
 def checkpoint_document(

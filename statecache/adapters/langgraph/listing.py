@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from statecache import State
+    from statecache.adapters.langgraph.recent import Recent
 
 _PAGE = 50
 _WHERE_MAX = 16
@@ -53,7 +54,7 @@ class Query:
         return self.meets(document) and contains(document["metadata"], wanted)
 
 
-def listed(query: Query, serde: Serde) -> Listing:
+def listed(query: Query, serde: Serde, recent: Recent) -> Listing:
     """Yield the checkpoints that are meant."""
     given, pages = 0, _Pages(query)
     while query.limit is None or given < query.limit:
@@ -63,7 +64,7 @@ def listed(query: Query, serde: Serde) -> Listing:
         for document in documents:
             if given == query.limit:
                 return
-            yield Found((yield from loaded(document, serde)))
+            yield Found((yield from loaded(document, serde, recent)))
             given += 1
 
 

@@ -2,26 +2,31 @@
 
 Nothing is written blindly. A channel's state is written over the one that was read, so its version is known before, and
 the checkpoint can name it. The head is written over the one that was read, with the later of two ids. What was read may
-be old: then the commit conflicts, and the second attempt reads the primary.
+be old, or remembered from the last put of this process: then the commit conflicts, and the second attempt reads the
+primary. Where the head proves that there never was a state of the checkpoint, Postgres is not asked whether there is.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from statecache import Set, State, VersionConflict
+from msgspec.structs import replace
+
+from statecache import AlreadyExists, Create, Set, State, VersionConflict
 from statecache.adapters.langgraph.documents import (
     Document,
     channel_document,
     checkpoint_document,
-    head_document,
     holds_checkpoint,
+    is_first,
+    next_head,
 )
+from statecache.adapters.langgraph.recent import Latest, Recent
 from statecache.adapters.langgraph.values import Form, Packed, Serde
 from statecache.adapters.plans import Plan, call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
 
@@ -51,7 +56,7 @@ class Draft:
 
 def put(
     place: Place, parent_id: str | None, checkpoint: Checkpoint, metadata: CheckpointMetadata,
-    new_versions: ChannelVersions, serde: Serde,
+    new_versions: ChannelVersions, serde: Serde, recent: Recent,
 ) -> Plan[None]:  # fmt: skip
     """Put a checkpoint."""
     values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
@@ -63,10 +68,10 @@ def put(
         if name not in new_versions:
             kept[name] = lambda value=value: serde.pack(value)  # type: ignore[misc]
     document = checkpoint_document(place, parent_id, checkpoint, metadata, serde)
-    yield from commit(Draft(place, document, dict(versions), changed, kept))
+    yield from commit(Draft(place, document, dict(versions), changed, kept), recent)
 
 
-def commit(draft: Draft) -> Plan[None]:
+def commit(draft: Draft, recent: Recent) -> Plan[None]:
     """Commit a draft; repeated, it changes nothing that counts."""
     place, name = draft.place, draft.place.checkpoint(draft.checkpoint_id)
     for attempt in range(ATTEMPTS_MAX):
@@ -74,22 +79,65 @@ def commit(draft: Draft) -> Plan[None]:
         parent = place.checkpoint(draft.parent_id) if draft.parent_id and draft.kept else ""
         names = [place.head, *([parent] if parent else []), *([name] if attempt else [])]
         names += _names(place, {channel: one for channel, one in draft.changed.items() if one.is_large})
-        found: dict[str, State[Any] | None] = yield from call("get_many", names, read=read)
+        found: dict[str, State[Any] | None] = {} if attempt else _remembered(draft, recent)
+        found |= yield from _read([one for one in names if one not in found], read)
         forms, packed = _forms(draft, found.get(parent))
-        missing = [one for one in _names(place, packed) if one not in found]
-        found |= (yield from call("get_many", missing, read=read)) if missing else {}
+        found |= yield from _read([one for one in _names(place, packed) if one not in found], read)
         sets, versions = yield from _channels(draft, packed, forms, found, read)
-        known = found.get(name)
+        known, head = found.get(name), found[place.head]
         document = draft.document | {"channel_values": forms} | _writes(draft, known)
-        sets += [Set(name, document, expected=known), _head(draft, found[place.head])]
+        new = known is None and is_first(head, draft.checkpoint_id)
+        sets += [
+            Create(name, document, assume_new=True) if new else Set(name, document, expected=known),
+            Set(place.head, _head(draft, head), expected=head),
+        ]
         try:
             made: list[State[Any]] = yield from call("commit", sets)
-        except VersionConflict:
+        except (VersionConflict, AlreadyExists):
+            recent.forget(place)
             if attempt == ATTEMPTS_MAX - 1:
                 raise
         else:
             if [state.version for state in made[: len(versions)]] == versions:
-                return  # else a channel was created and deleted in between: now it is there, and its version is known
+                _remember(draft, packed, made, recent)
+                return
+            # else a channel was created and deleted in between: now it is there, and its version is known
+
+
+def _remembered(draft: Draft, recent: Recent) -> dict[str, State[Any] | None]:
+    """Return what this process has put last, by name, where the draft follows it: nobody else may have put since.
+
+    Where it has put nothing, and the draft follows nothing, nothing is there, as far as this process knows.
+    """
+    latest = recent.latest(draft.place)
+    if latest is None:
+        return {} if draft.parent_id else {draft.place.head: None}
+    if draft.parent_id is None or latest.head.value["checkpoint_id"] != draft.parent_id:
+        return {}
+    parent = {draft.place.checkpoint(draft.parent_id): latest.checkpoint}
+    return {draft.place.head: latest.head, **parent, **latest.channels}
+
+
+def _remember(draft: Draft, packed: Mapping[str, Packed], made: Sequence[State[Any]], recent: Recent) -> None:
+    """Keep what was committed, in the order of the commit: pieces of large values, the checkpoint, the head."""
+    *channels, checkpoint, head = made
+    data = [piece for one in packed.values() for piece in one.pieces_of_bytes()]
+    names = _names(draft.place, packed)
+    recent.add({
+        (name, state.version, draft.checkpoint_id): piece
+        for name, state, piece in zip(names, channels, data, strict=True)
+    })  # fmt: skip
+    if head.value["checkpoint_id"] != draft.checkpoint_id:
+        return recent.forget(draft.place)
+    before = recent.latest(draft.place)
+    kept = {} if before is None or before.head.value["checkpoint_id"] != draft.parent_id else before.channels
+    light = {name: replace(state, value=None) for name, state in zip(names, channels, strict=True)}
+    return recent.put(draft.place, Latest(head, checkpoint, {**kept, **light}))
+
+
+def _read(names: Sequence[str], read: str) -> Plan[dict[str, State[Any] | None]]:
+    """Return the states of these names, if there are any names."""
+    return (yield from call("get_many", names, read=read)) if names else {}
 
 
 def _forms(draft: Draft, parent: State[Any] | None) -> tuple[dict[str, Form], dict[str, Packed]]:
@@ -140,7 +188,7 @@ def _writes(draft: Draft, known: State[Any] | None) -> Document:
     return {"writes": known.value["writes"], "writes_elsewhere": known.value["writes_elsewhere"]}
 
 
-def _head(draft: Draft, head: State[Any] | None) -> Set:
+def _head(draft: Draft, head: State[Any] | None) -> Document:
     """Return what moves the head, or keeps it where it is."""
     latest = draft.checkpoint_id if head is None else max(draft.checkpoint_id, head.value["checkpoint_id"])
-    return Set(draft.place.head, head_document(draft.place, latest), expected=head)
+    return next_head(draft.place, head, latest, draft.checkpoint_id)

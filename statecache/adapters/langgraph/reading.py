@@ -3,7 +3,7 @@
 The head is read from the primary, so a run goes on from the newest checkpoint that anybody has put. Which one that is
 can mostly be guessed from what this process knows, and both are asked for together. A large value is known by the
 version of its channel's state: what this process holds of that version is not asked for again, and an older one comes
-from the history.
+from the history. What this process has put or read of large values is not asked for again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache import VersionNotFound
 from statecache.adapters.langgraph.documents import Document, holds_checkpoint, place_of, tuple_of
-from statecache.adapters.langgraph.values import Form, Packed, Serde, joined, packed_of
+from statecache.adapters.langgraph.values import Form, Packed, Serde, joined, packed_of, piece_of
 from statecache.adapters.langgraph.writing import all_writes, elsewhere
 from statecache.adapters.plans import Plan, call
 
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 
     from statecache import State
     from statecache.adapters.langgraph.names import Place
+    from statecache.adapters.langgraph.recent import Recent
 
 _ANEW_MAX = 3
 """How often the head is read again where the checkpoint that it names has gone meanwhile."""
 
 
-def get_tuple(place: Place, checkpoint_id: str | None, serde: Serde) -> Plan[CheckpointTuple | None]:
+def get_tuple(place: Place, checkpoint_id: str | None, serde: Serde, recent: Recent) -> Plan[CheckpointTuple | None]:
     """Return a checkpoint, or the latest one; None where there is none."""
-    document = yield from (document_of(place, checkpoint_id) if checkpoint_id else latest(place))
-    return None if document is None else (yield from loaded(document, serde))
+    document = yield from (document_of(place, checkpoint_id) if checkpoint_id else latest(place, recent))
+    return None if document is None else (yield from loaded(document, serde, recent))
 
 
 def document_of(place: Place, checkpoint_id: str) -> Plan[Document | None]:
@@ -40,13 +41,14 @@ def document_of(place: Place, checkpoint_id: str) -> Plan[Document | None]:
     return state.value if state is not None and holds_checkpoint(state.value) else None
 
 
-def latest(place: Place) -> Plan[Document | None]:
+def latest(place: Place, recent: Recent) -> Plan[Document | None]:
     """Return the document of the latest checkpoint, or None."""
-    known = yield from call("get", place.head, read="local")
-    if known is None:  # somebody may have put the first one just now
+    put = recent.latest(place)
+    known = put.head if put is not None else (yield from call("get", place.head, read="local"))
+    if not _names_one(known):  # somebody may have put the first one just now
         known = yield from call("get", place.head, read="primary")
     for _ in range(_ANEW_MAX):
-        if known is None:
+        if not _names_one(known):
             return None
         name = place.checkpoint(known.value["checkpoint_id"])
         found = yield from call("get_many", [place.head, name], read="primary")
@@ -58,9 +60,14 @@ def latest(place: Place) -> Plan[Document | None]:
     return None
 
 
-def loaded(document: Document, serde: Serde) -> Plan[CheckpointTuple]:
+def _names_one(head: State[Any] | None) -> bool:
+    """Return whether there is a checkpoint that the head names."""
+    return head is not None and bool(head.value["checkpoint_id"])
+
+
+def loaded(document: Document, serde: Serde, recent: Recent) -> Plan[CheckpointTuple]:
     """Return a checkpoint with its values and pending writes."""
-    packed = yield from packed_values(document, document["channel_values"])
+    packed = yield from packed_values(document, document["channel_values"], recent)
     values = {channel: serde.load(one) for channel, one in packed.items()}
     return tuple_of(document, values, (yield from writes_of(document)), serde)
 
@@ -73,31 +80,32 @@ def writes_of(document: Document) -> Plan[list[Document]]:
     return all_writes(document, more)
 
 
-def packed_values(document: Document, channels: Collection[str]) -> Plan[dict[str, Packed]]:
+def packed_values(document: Document, channels: Collection[str], recent: Recent) -> Plan[dict[str, Packed]]:
     """Return the values of those of the channels that have any, as bytes."""
     forms: dict[str, Form] = {one: form for one, form in document["channel_values"].items() if one in channels}
     place, wanted = place_of(document), dict[str, tuple[int, str]]()
     for channel, form in forms.items():
         for at, version in enumerate(form.get("versions", ())):
             wanted[place.channel(channel, at)] = version, form["of"]
-    pieces = yield from _pieces(wanted)
+    pieces = recent.pieces(wanted)
+    pieces |= yield from _pieces({name: one for name, one in wanted.items() if name not in pieces}, recent)
     return {
         channel: packed_of(form) if "versions" not in form
-        else joined(form, [pieces[place.channel(channel, at)] for at in range(len(form["versions"]))])
+        else joined(form, (pieces[place.channel(channel, at)] for at in range(len(form["versions"]))))
         for channel, form in forms.items()
     }  # fmt: skip
 
 
-def _pieces(wanted: dict[str, tuple[int, str]]) -> Plan[dict[str, Document]]:
+def _pieces(wanted: dict[str, tuple[int, str]], recent: Recent) -> Plan[dict[str, bytes]]:
     """Return what the states of channels hold at these versions: the newest ones from Redis, others from history."""
-    pieces: dict[str, Document] = {}
+    pieces: dict[str, bytes] = {}
     older: set[str] = set()
     for read in ("local", "primary"):  # a state that is older than wanted, or went with its Redis, is not the newest
         names = [name for name in wanted if name not in pieces and name not in older]
         found: dict[str, State[Any] | None] = (yield from call("get_many", names, read=read)) if names else {}
         for name, state in found.items():
             if _is(state, *wanted[name]):
-                pieces[name] = state.value  # type: ignore[union-attr]
+                pieces[name] = piece_of(state.value)  # type: ignore[union-attr]
             elif state is not None and state.version > wanted[name][0]:
                 older.add(name)
     for name in [one for one in wanted if one not in pieces]:
@@ -105,7 +113,8 @@ def _pieces(wanted: dict[str, tuple[int, str]]) -> Plan[dict[str, Document]]:
         state = yield from call("get_at", name, version=version)
         if not _is(state, version, of):
             raise VersionNotFound(name, wanted=f"version {version}", reason=f"it was not put with checkpoint {of!r}")
-        pieces[name] = state.value
+        pieces[name] = piece_of(state.value)
+    recent.add({(name, *wanted[name]): piece for name, piece in pieces.items()})
     return pieces
 
 

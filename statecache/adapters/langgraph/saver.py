@@ -14,8 +14,10 @@ from langgraph.checkpoint.base import (
 from statecache import AsyncStateCache, Settings, StateCache, UsageError
 from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.langgraph import deltas, listing, putting, reading, threads, writing
+from statecache.adapters.langgraph.decoded import Decoded
 from statecache.adapters.langgraph.documents import config_of, write_documents
 from statecache.adapters.langgraph.names import Place
+from statecache.adapters.langgraph.recent import Recent
 from statecache.adapters.langgraph.values import Serde
 from statecache.adapters.plans import Listing, Plan
 
@@ -64,6 +66,7 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
         self._namespace = namespace
         on, policy = Settings() if cache is None else cache, {"durability": durability}
         self._clients = Clients(on, namespace, policy, of="saver", awaited="aput, aget_tuple")
+        self._recent, self._decoded = Recent(), Decoded()
 
     @classmethod
     def from_conn_string(
@@ -183,11 +186,11 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
 
         Ancestors that hold what delta channels of the latest are made of stay, too.
         """
-        self._clients.run(_pruned(thread_ids, strategy))
+        self._clients.run(_pruned(thread_ids, strategy, self._recent))
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Do what `prune` does."""
-        await self._clients.arun(_pruned(thread_ids, strategy))
+        await self._clients.arun(_pruned(thread_ids, strategy, self._recent))
 
     def get_next_version(self, current: str | None, channel: None) -> str:  # noqa: ARG002
         """Return a channel version that is greater, and that no other branch of the thread has."""
@@ -200,16 +203,18 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
     ) -> Plan[None]:  # fmt: skip
         told = get_serializable_checkpoint_metadata(config, metadata)
         parent_id = get_checkpoint_id(config)
-        return putting.put(_place(config), parent_id, checkpoint, told, new_versions, self._serde)
+        return putting.put(_place(config), parent_id, checkpoint, told, new_versions, self._serde, self._recent)
 
     def _put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
     ) -> Plan[None]:
         documents = write_documents(writes, task_id, task_path, self._serde)
-        return writing.put_writes(_place(config), config["configurable"]["checkpoint_id"], documents, task_id)
+        return writing.put_writes(
+            _place(config), config["configurable"]["checkpoint_id"], documents, task_id, self._recent
+        )
 
     def _get_tuple(self, config: RunnableConfig) -> Plan[CheckpointTuple | None]:
-        return reading.get_tuple(_place(config), get_checkpoint_id(config), self._serde)
+        return reading.get_tuple(_place(config), get_checkpoint_id(config), self._serde, self._recent)
 
     def _list(
         self, config: RunnableConfig | None, wanted: Mapping[str, Any] | None, before: RunnableConfig | None,
@@ -221,17 +226,17 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
             checkpoint_id=get_checkpoint_id(config) if config else None,
             filter=wanted, before=get_checkpoint_id(before) if before else None, limit=limit,
         )  # fmt: skip
-        return listing.listed(query, self._serde)
+        return listing.listed(query, self._serde, self._recent)
 
     def _delta_history(self, config: RunnableConfig, channels: Sequence[str]) -> Plan[dict[str, DeltaChannelHistory]]:
-        return deltas.delta_history(_place(config), get_checkpoint_id(config), channels, self._serde)
+        return deltas.delta_history(_place(config), get_checkpoint_id(config), channels, self._serde, self._recent)
 
     def _copy(self, source: str, target: str) -> Plan[None]:
-        return threads.copy_thread(Place(source).thread, target)
+        return threads.copy_thread(Place(source).thread, target, self._recent)
 
     @property
     def _serde(self) -> Serde:
-        return Serde(self.serde)
+        return Serde(self.serde, self._decoded)
 
 
 def _place(config: RunnableConfig) -> Place:
@@ -245,9 +250,9 @@ def _sequence(names: Sequence[str], what: str) -> Sequence[str]:
     return names
 
 
-def _pruned(thread_ids: Sequence[str], strategy: str) -> Plan[None]:
+def _pruned(thread_ids: Sequence[str], strategy: str, recent: Recent) -> Plan[None]:
     if strategy not in STRATEGIES:
         raise ValueError(f"the strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
     for thread_id in _sequence(thread_ids, "thread_ids"):
         thread = Place(thread_id).thread
-        yield from threads.delete_thread(thread) if strategy == "delete" else threads.keep_latest(thread)
+        yield from threads.delete_thread(thread) if strategy == "delete" else threads.keep_latest(thread, recent)

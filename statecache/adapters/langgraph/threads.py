@@ -12,11 +12,12 @@ from contextlib import suppress
 from typing import Any
 
 from statecache import Delete, NotFound, Set, State, VersionConflict
-from statecache.adapters.langgraph.documents import Document, head_document, holds_checkpoint, place_of
+from statecache.adapters.langgraph.documents import Document, holds_checkpoint, next_head, place_of
 from statecache.adapters.langgraph.listing import checkpoints_among, name_of, segment_of
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, Draft, commit
 from statecache.adapters.langgraph.reading import document_of, latest, packed_values, writes_of
+from statecache.adapters.langgraph.recent import Recent
 from statecache.adapters.langgraph.values import Packed
 from statecache.adapters.langgraph.writing import put_writes
 from statecache.adapters.plans import Declined, Plan, call
@@ -76,7 +77,7 @@ def drop(place: Place, doomed: set[str]) -> Plan[None]:
                 steps += [Delete(name_of(state.key), expected=state) for state in channels]
                 steps = [Delete(place.head, expected=head), *steps]
             else:
-                steps = [Set(place.head, head_document(place, newest), expected=head), *steps]
+                steps = [Set(place.head, next_head(place, head, newest, newest), expected=head), *steps]
         try:
             yield from _in_commits(steps)
         except _MOVED:
@@ -95,7 +96,7 @@ def _newest(names: Iterable[str]) -> Plan[str | None]:
     return None
 
 
-def keep_latest(thread: str) -> Plan[None]:
+def keep_latest(thread: str, recent: Recent) -> Plan[None]:
     """Delete all checkpoints of a thread but the latest of each namespace, and those that its delta channels need.
 
     A delta channel has no value of its own in most checkpoints: it is made of a snapshot in one of the ancestors and of
@@ -104,7 +105,7 @@ def keep_latest(thread: str) -> Plan[None]:
     heads: list[State[Any]] = yield from call("list", f"{thread}/head/")
     for head in heads:
         place = place_of(head.value)
-        document = yield from latest(place)
+        document = yield from latest(place, recent)
         if document is None:
             continue
         chain = yield from _needed(place, document)
@@ -143,7 +144,7 @@ def _cut(place: Place, document: Document) -> Plan[None]:
         yield from call("update", place.checkpoint(document["checkpoint_id"]), orphaned)
 
 
-def copy_thread(source: str, target_id: str) -> Plan[None]:
+def copy_thread(source: str, target_id: str, recent: Recent) -> Plan[None]:
     """Copy all checkpoints of a thread, the oldest first, with their values and pending writes."""
     if source == Place(target_id).thread:
         return
@@ -151,15 +152,15 @@ def copy_thread(source: str, target_id: str) -> Plan[None]:
     for name in sorted(names, key=lambda name: segment_of(name).encode(), reverse=True):
         state = yield from call("get", name, read="primary")
         if state is not None and holds_checkpoint(state.value):
-            yield from _copy(state.value, target_id)
+            yield from _copy(state.value, target_id, recent)
 
 
-def _copy(document: Document, target_id: str) -> Plan[None]:
+def _copy(document: Document, target_id: str, recent: Recent) -> Plan[None]:
     place, target = place_of(document), Place(target_id, document["checkpoint_ns"])
     parent_id, versions = document["parent_checkpoint_id"], document["checkpoint"].get("channel_versions", {})
     parent = (yield from document_of(place, parent_id)) if parent_id else None
     before = parent["channel_values"] if parent else {}
-    values = yield from packed_values(document, document["channel_values"])
+    values = yield from packed_values(document, document["channel_values"], recent)
     changed: dict[str, Packed] = {}
     kept: dict[str, Any] = {}
     for channel, packed in values.items():
@@ -170,11 +171,11 @@ def _copy(document: Document, target_id: str) -> Plan[None]:
     writes = yield from writes_of(document)
     copied = document | {"thread_id": target.thread_id}
     few = copied["writes"]
-    yield from commit(Draft(target, copied, versions, changed, kept, few))
+    yield from commit(Draft(target, copied, versions, changed, kept, few), recent)
     tasks = {(one["task_id"], one["idx"]) for one in few}
     more: dict[str, list[Document]] = {}
     for one in writes:
         if (one["task_id"], one["idx"]) not in tasks:
             more.setdefault(one["task_id"], []).append(one)
     for task_id, some in more.items():
-        yield from put_writes(target, document["checkpoint_id"], some, task_id)
+        yield from put_writes(target, document["checkpoint_id"], some, task_id, recent)

@@ -21,7 +21,11 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from statecache import LimitExceeded
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from langgraph.checkpoint.serde.base import SerializerProtocol
+
+    from statecache.adapters.langgraph.decoded import Decoded
 
 INLINE_BYTES_MAX = 4096
 """Values up to this size stand in the checkpoint's state itself."""
@@ -63,17 +67,23 @@ class Packed(NamedTuple):
         if not self.type:
             return [self.form()]
         refuse_oversized(len(self.data))
-        parts = range(0, len(self.data), PIECE_BYTES_MAX)
-        return [{"data": b64encode(self.data[at : at + PIECE_BYTES_MAX]).decode()} for at in parts]
+        return [{"data": b64encode(piece).decode()} for piece in self.pieces_of_bytes()]
+
+    def pieces_of_bytes(self) -> list[bytes]:
+        """Return the value in as many pieces, as bytes."""
+        if not self.type:
+            return [self.data]
+        return [self.data[at : at + PIECE_BYTES_MAX] for at in range(0, len(self.data), PIECE_BYTES_MAX)]
 
 
 class Serde:
     """A saver's serializer, and what is plain under it."""
 
-    __slots__ = ("_plain", "serializer")
+    __slots__ = ("_decoded", "_plain", "serializer")
 
-    def __init__(self, serializer: SerializerProtocol) -> None:
+    def __init__(self, serializer: SerializerProtocol, decoded: Decoded | None = None) -> None:
         self.serializer = serializer
+        self._decoded = decoded
         self._plain = type(serializer) is JsonPlusSerializer
 
     def pack(self, value: Any) -> Packed:
@@ -86,9 +96,11 @@ class Serde:
 
     def load(self, packed: Packed) -> Any:
         """Return the value, which nobody else holds."""
-        return (
-            self.serializer.loads_typed((packed.type, packed.data)) if packed.type else msgspec.json.decode(packed.data)
-        )
+        if not packed.type:
+            return msgspec.json.decode(packed.data)
+        if self._decoded is None or not self._plain or packed.type != "msgpack":
+            return self.serializer.loads_typed((packed.type, packed.data))
+        return self._decoded.load(self.serializer, packed.data, lambda: self.serializer.loads_typed(packed))
 
 
 def refuse_oversized(size: int) -> None:
@@ -105,11 +117,14 @@ def packed_of(form: Form) -> Packed:
     return Packed(form["type"], b64decode(form["data"]))
 
 
-def joined(form: Form, pieces: list[Form]) -> Packed:
+def piece_of(form: Form) -> bytes:
+    """Return the bytes that the state of a channel, or of a piece of it, holds."""
+    return packed_of(form).data if "value" in form else b64decode(form["data"])
+
+
+def joined(form: Form, pieces: Iterable[bytes]) -> Packed:
     """Return the value that a form names, from the pieces of the channel's own states."""
-    if "value" in pieces[0]:
-        return packed_of(pieces[0])
-    return Packed(form["type"], b"".join(b64decode(piece["data"]) for piece in pieces))
+    return Packed(form["type"], b"".join(pieces))
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:

@@ -7,7 +7,7 @@ writes may take several states; what is too large for one is parted. They are wr
 
 from __future__ import annotations
 
-from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +19,7 @@ from statecache.adapters.langgraph.documents import (
     Document,
     head_document,
     merged,
+    next_head,
 )
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX
 from statecache.adapters.langgraph.values import PIECE_BYTES_MAX, refuse_oversized
@@ -29,51 +30,93 @@ if TYPE_CHECKING:
 
     from statecache import State
     from statecache.adapters.langgraph.names import Place
+    from statecache.adapters.langgraph.recent import Recent
 
 _TEXT_MAX = PIECE_BYTES_MAX * 4 // 3
 """How long the base64 of a piece is at most."""
-_UNCHANGED, _ELSEWHERE = "unchanged", "elsewhere"
+_UNCHANGED, _ELSEWHERE, _ABSENT = "unchanged", "elsewhere", "absent"
+"""Why nothing is written to a checkpoint's state."""
 
 
-def put_writes(place: Place, checkpoint_id: str, writes: Sequence[Document], task_id: str) -> Plan[None]:
+def put_writes(
+    place: Place, checkpoint_id: str, writes: Sequence[Document], task_id: str, recent: Recent
+) -> Plan[None]:
     """Add a task's writes to a checkpoint, be it there already or not."""
     if not writes:
         return
-    name, empty = place.checkpoint(checkpoint_id), _empty(place, checkpoint_id)
-    if _size(writes) <= WRITES_BYTES_MAX:
+    name, few = place.checkpoint(checkpoint_id), _size(writes) <= WRITES_BYTES_MAX
+    if few and (yield from _put_over_latest(place, checkpoint_id, writes, recent)):
+        return
+    for attempt in range(ATTEMPTS_MAX):
+        change = partial(_added, writes=writes) if few else _closed
         try:
-            yield from call("update", name, lambda document: _added(document, writes), default=empty)
+            made: State[Any] = yield from call("update", name, change, default=dict)
         except Declined as declined:
             if declined.args[0] == _UNCHANGED:
                 return
+            if declined.args[0] == _ELSEWHERE:
+                break
+            try:
+                yield from _begin(place, checkpoint_id, writes if few else [])
+            except VersionConflict:  # somebody else has begun it meanwhile
+                if attempt == ATTEMPTS_MAX - 1:
+                    raise
+            else:
+                if few:
+                    return
         else:
-            return
-    with suppress(Declined):
-        yield from call("update", name, _closed, default=empty)
+            if not made.value["writes_elsewhere"]:
+                return
+            break
     yield from put_elsewhere(place, checkpoint_id, writes, task_id)
 
 
-def _empty(place: Place, checkpoint_id: str) -> Document:
-    """Return the state of a checkpoint that has not come yet."""
-    return head_document(place, checkpoint_id) | {"writes": [], "writes_elsewhere": False}
+def _put_over_latest(place: Place, checkpoint_id: str, writes: Sequence[Document], recent: Recent) -> Plan[bool]:
+    """Write over the checkpoint as this process has committed it last, and return whether that was done."""
+    latest = recent.take(place, checkpoint_id)
+    if latest is None:
+        return False
+    name, known = place.checkpoint(checkpoint_id), latest.checkpoint
+    try:
+        made = yield from call("set", name, _added(known.value, writes), expected=known)
+    except (Declined, VersionConflict):  # what is there decides
+        return False
+    recent.put(place, latest._replace(checkpoint=made))
+    return not made.value["writes_elsewhere"]
+
+
+def _begin(place: Place, checkpoint_id: str, writes: Sequence[Document]) -> Plan[None]:
+    """Make the state of a checkpoint that has not come yet; raise VersionConflict where somebody else has."""
+    head: State[Any] | None = yield from call("get", place.head, read="primary")
+    latest = "" if head is None else head.value["checkpoint_id"]
+    document = head_document(place, checkpoint_id) | {"writes": merged([], writes) or [], "writes_elsewhere": False}
+    over = Set(place.head, next_head(place, head, latest, checkpoint_id), expected=head)
+    yield from call("commit", [Set(place.checkpoint(checkpoint_id), document, expected=None), over])
 
 
 def _added(document: Document, writes: Sequence[Document]) -> Document:
-    """Return a checkpoint's state with the writes in it; decline where they have no room there."""
+    """Return a checkpoint's state with the writes in it, or closed where they have no room in it.
+
+    Declines where there is none, where it is closed, and where it has them.
+    """
+    if not document:
+        raise Declined(_ABSENT)
     if document["writes_elsewhere"]:
         raise Declined(_ELSEWHERE)
     both = merged(document["writes"], writes)
     if both is None:
         raise Declined(_UNCHANGED)
     if len({one["task_id"] for one in both}) > WRITING_TASKS_MAX or _size(both) > WRITES_BYTES_MAX:
-        raise Declined(_ELSEWHERE)
+        return _closed(document)
     return document | {"writes": both}
 
 
 def _closed(document: Document) -> Document:
-    """Return a checkpoint's state to which no writes are added any more; decline where it is so already."""
+    """Return a checkpoint's state to which no writes are added any more; decline where there is none, or it is so."""
+    if not document:
+        raise Declined(_ABSENT)
     if document["writes_elsewhere"]:
-        raise Declined(_UNCHANGED)
+        raise Declined(_ELSEWHERE)
     return document | {"writes_elsewhere": True}
 
 

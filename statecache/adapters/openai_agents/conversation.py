@@ -1,7 +1,7 @@
 """A session's verbs, carried out by a client: read, decide, and commit what was decided if nobody was first.
 
-A writer decides on what this process has first, in one exchange if that is still so. Each later attempt reads the
-primary. Writers that meet too often take turns.
+A writer decides on what this process has left or has first, in one exchange if that is still so. Each later attempt
+reads the primary. Writers that meet too often take turns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from statecache import (
     VersionConflict,
 )
 from statecache.adapters.event_loops import is_applied
-from statecache.adapters.openai_agents.pages import CLEARED_PAGES_MAX, Place, added, cleared, popped
+from statecache.adapters.openai_agents.pages import CLEARED_PAGES_MAX, Last, Place, added, cleared, popped
 from statecache.adapters.pages import ATTEMPTS_MAX, Found, read_pages
 from statecache.adapters.plans import arun
 
@@ -44,8 +44,8 @@ _DELETED_AT_ONCE = 250
 class Conversation:
     """What a session holds, seen from one client."""
 
-    def __init__(self, view: AsyncNamespace[Any], place: Place, *, bytes_max: int) -> None:
-        self._view, self._place, self._bytes_max = view, place, bytes_max
+    def __init__(self, view: AsyncNamespace[Any], place: Place, *, bytes_max: int, last: Last) -> None:
+        self._view, self._place, self._bytes_max, self._last = view, place, bytes_max, last
 
     async def items(self, limit: int | None) -> list[Any]:
         """Return all items, or the last ones, as they were at one moment."""
@@ -89,14 +89,15 @@ class Conversation:
                 if attempt == CROWDED:
                     await self._wait_for_turn(turn)
                 mode: ReadMode = "primary" if attempt else "local"
-                found = await self._read(0, head=mode, pages=mode)
+                left = self._last.take()
+                found = left if left is not None and not attempt else await self._read(0, head=mode, pages=mode)
                 writes = decide(found)
                 if not writes:
                     if attempt:
                         return found
                     continue
                 try:
-                    await self._view.commit(writes, reason=reason)
+                    made = await self._view.commit(writes, reason=reason)
                 except (VersionConflict, NotFound) as error:
                     failed = error
                     if gone is not None and isinstance(error, NotFound):
@@ -108,6 +109,7 @@ class Conversation:
                         return found
                     asked, failed = True, error
                 else:
+                    self._last.left(self._place, writes, made)
                     return found
         raise failed
 

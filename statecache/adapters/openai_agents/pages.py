@@ -35,6 +35,30 @@ class Head(msgspec.Struct, frozen=True):
     revision: str
 
 
+class Last:
+    """How a session was left by this process: its head and its last page, as they were committed.
+
+    Only a writer decides on it, whose commit compares both with what is there.
+    """
+
+    def __init__(self) -> None:
+        self.found: Found | None = None
+
+    def take(self) -> Found | None:
+        """Return what was left, to one writer; None where nothing is known."""
+        found, self.found = self.found, None
+        return found
+
+    def left(self, place: Place, writes: Writes, made: Sequence[State[Any] | None]) -> None:
+        """Note what a commit has left, where it has written the head and the last page."""
+        states = {one.name: state for one, state in zip(writes, made, strict=True)}
+        head = states.get(place.head)
+        if head is not None and head.value is not None:
+            known = place.read(head)
+            page = states.get(place.page(known, known.pages))
+            self.found = None if page is None else Found(head, known, [page])
+
+
 class Place:
     """A session, and the names of its states."""
 

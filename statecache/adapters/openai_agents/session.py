@@ -11,7 +11,7 @@ from statecache.adapters.clients import settings_of
 from statecache.adapters.event_loops import Clients, alone
 from statecache.adapters.items import kept
 from statecache.adapters.openai_agents.conversation import Conversation
-from statecache.adapters.openai_agents.pages import Place
+from statecache.adapters.openai_agents.pages import Last, Place
 
 if TYPE_CHECKING:
     from agents.items import TResponseInputItem
@@ -52,7 +52,7 @@ class StateCacheSession:
         self.session_settings = (
             SessionSettings() if session_settings is None else coerce_session_settings(session_settings)
         )
-        self._namespace, self._place = namespace, Place(session_id)
+        self._namespace, self._place, self._last = namespace, Place(session_id), Last()
         on, policy = Settings() if cache is None else cache, {"durability": durability}
         self._clients = Clients(on, namespace, policy, of="session", run_sync="Runner.run_sync")
 
@@ -135,4 +135,4 @@ class StateCacheSession:
         await self.close()
 
     def _conversation(self, here: Client) -> Conversation:
-        return Conversation(here.view, self._place, bytes_max=here.bytes_max)
+        return Conversation(here.view, self._place, bytes_max=here.bytes_max, last=self._last)
