@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -18,21 +20,19 @@ import msgspec
 import psycopg
 
 from statecache import AsyncStateCache, Settings, StateCache
+from statecache.history import link_of
 from tests.benchmarks.measuring import Measure, Row, measure, percentile
 from tests.benchmarks.values import Value
 
-CHANGES, SHARDS = 200_000, 64
+CHANGES, SHARDS, KEYS = 200_000, 64, 5_000
 READ_MS_MAX = 4_000.0
 LAG_MS_MAX = 50.0
 COMMITS = 200
 ROUNDS_MAX = 5
 PAGE = 4_000
-_FILL = f"""
-INSERT INTO change (key, version, change_id, parent_change_id, shard, epoch, n, op, value, encoding, schema, writer,
-                    actor, reason, gap, at)
-SELECT 'runs/' || i %% 5000, i / 5000 + 1, md5(i::text), '', i %% {SHARDS}, s.epoch, i / {SHARDS} + 1, 'set',
-       (%(values)s::bytea[])[i %% %(count)s + 1], 'json', '', 'bench', '', '', false, now()
-FROM generate_series(0, {CHANGES - 1}) AS i JOIN shard s ON s.shard = i %% {SHARDS}
+_COLUMNS = """
+    key, version, change_id, parent_change_id, shard, epoch, n, op, value, encoding, schema, writer, actor, reason, gap,
+    at, size, digest, hash
 """
 _MOVE = "UPDATE shard SET flushed = %s"
 _PAGE = "SELECT * FROM change WHERE shard = %s AND n > %s ORDER BY n LIMIT %s"
@@ -52,7 +52,7 @@ def feed(
                 cache.set(f"open/{number}", 1)
         for name, data in (("small states", small), ("states of 1 KB", large)):
             psql.execute("TRUNCATE change")
-            psql.execute(_FILL, {"values": data, "count": len(data)})
+            _fill(psql, data)
             psql.execute(_MOVE, [-(-CHANGES // SHARDS)])
             psql.execute("VACUUM ANALYZE change")
             yield _reading(settings, psql, name, min(rounds, ROUNDS_MAX), bound=data is small)
@@ -60,6 +60,24 @@ def feed(
         psql.execute(_MOVE, [0])
     start_worker()
     yield asyncio.run(_lag(settings, min(rounds, ROUNDS_MAX)))
+
+
+def _fill(psql: psycopg.Connection[Any], data: Sequence[bytes]) -> None:
+    """Put changes of 5,000 keys into Postgres, each with its hash over the one before it."""
+    epochs = dict(psql.execute("SELECT shard, epoch FROM shard").fetchall())
+    digests, before = [sha256(value).digest() for value in data], dict[str, bytes]()
+    at = datetime.now(UTC)
+    with psql.cursor() as cursor, cursor.copy(f"COPY change ({_COLUMNS}) FROM STDIN") as copy:
+        for number in range(CHANGES):
+            key, version, shard = f"runs/{number % KEYS}", number // KEYS + 1, number % SHARDS
+            value, digest, n = data[number % len(data)], digests[number % len(data)], number // SHARDS + 1
+            change_id, epoch = f"{number:032x}", epochs[shard]
+            said = (key, "set", change_id, "", "json", "", "bench", "", "")
+            before[key] = link_of(before.get(key, b""), said, (version, epoch, n), digest)
+            copy.write_row((
+                key, version, change_id, "", shard, epoch, n, "set", value, "json", "", "bench", "", "", False, at,
+                len(value), digest, before[key],
+            ))  # fmt: skip
 
 
 def _reading(settings: Settings, psql: psycopg.Connection[Any], name: str, rounds: int, *, bound: bool) -> Row:

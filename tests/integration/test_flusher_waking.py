@@ -278,6 +278,8 @@ async def test_the_first_who_comes_back_of_many_waits_a_moment_for_the_others(
     pauses: list[float] = []
 
     async def they_come(_: Concurrency, seconds: float) -> None:
+        if not seconds:
+            return  # the loop only has its turn
         pauses.append(seconds)
         for key in keys[1:]:
             agents.commit(key)

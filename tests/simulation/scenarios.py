@@ -141,6 +141,23 @@ SCENARIOS = {
         "tests/unit/test_starting.py",
         "test_what_interrupts_the_start_is_raised_and_not_what_breaks_of_it",
     ),
+    "damaged_feed": (
+        "tests/integration/test_damaged_reads.py",
+        "test_a_reader_of_changes_is_told_of_a_damaged_one_in_its_place_and_goes_on_behind_it",
+    ),
+    "damaged_listing": (
+        "tests/integration/test_damaged_reads.py",
+        "test_a_listing_gives_what_comes_before_a_damaged_row_and_then_names_it",
+    ),
+    "current_in_quarantine": (
+        "tests/integration/test_history_gaps.py",
+        "test_what_is_in_quarantine_is_not_passed_over_for_what_is_current",
+    ),
+    "origin_that_came_later": (
+        "tests/integration/test_branch_storage.py",
+        "test_a_groups_branch_that_is_flushed_before_its_origin_is_merged_once_that_is_there",
+    ),
+    "head_that_vouches": ("tests/integration/test_langgraph_first_puts.py", "test_what_is_put_again_is_no_conflict"),
     "made_ahead": ("tests/unit/test_values_ahead.py", "test_where_keyframes_were_moved_meanwhile_a_value_is_kept_anew"),
     "near_dropped": ("tests/unit/test_near_shared.py", "test_dropping_goes_well_while_other_threads_read"),
     "tls_shared": (

@@ -48,6 +48,7 @@ NOT_VISITED = {
     "erase_look": "asked only while a subject is erased: test_erasure_races stops at each step",
     "declare_history": "asked only where a view has a policy of history: test_history_policies",
     "ancestry": "it only reads what is never changed, and its errors are those of every read: test_branches",
+    "origins_now": "asked only where a branch was flushed before its origin: test_branch_storage",
     "branches": "it only reads what is never changed, and its errors are those of every read: test_branches",
     "history_gaps": "it only reads, where versions are missing, as every read of history does: test_history_gaps",
     "history_missing": "it only reads, as the read of links just before it does: test_branch_merges",

@@ -90,7 +90,7 @@ RETENTION = {
     "missing versions in a group": Mutant(
         "a group goes back, or branches, to what was before versions that are lost, as if it had held that",
         _READER,
-        "            await self._refuse_unknown(point, [*gaps.values()], end)\n",
+        "            await self._refuse_unknown(point, [] if as_bound else [*gaps.values()], end)\n",
         "",
         by="scenarios gone_back_amid_a_gap",
     ),
