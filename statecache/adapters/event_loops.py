@@ -14,9 +14,9 @@ import asyncio
 import weakref
 from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
-from statecache import AsyncStateCache, Settings, UsageError
+from statecache import AsyncStateCache, Settings, Unavailable, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -89,6 +89,31 @@ class Clients:
     def _client(self, cache: AsyncStateCache) -> Client:
         view = cache.namespace(self._namespace, **self._policy)
         return Client(view, cache.settings.value_bytes_max, asyncio.Lock())
+
+
+class OnEventLoops:
+    """What sessions and stores have in common: clients, which `ping` asks whether they work, and `close` gives back."""
+
+    _clients: Clients
+
+    async def ping(self) -> bool:
+        """Return whether Redis answers, and Postgres where it is asked."""
+        here = self._clients.here()
+        try:
+            await here.view.get("-", read="primary")
+        except Unavailable:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close the clients that were made here; every other call raises UsageError from then on."""
+        await self._clients.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
 
 
 async def alone(here: Client, write: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
 
-from statecache import Settings, Unavailable, UsageError
+from statecache import Settings, UsageError
 from statecache.adapters.clients import settings_of
-from statecache.adapters.event_loops import Clients, alone
+from statecache.adapters.event_loops import Clients, OnEventLoops, alone
 from statecache.adapters.items import kept
 from statecache.adapters.openai_agents.conversation import Conversation
 from statecache.adapters.openai_agents.pages import Last, Place
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NAMESPACE = "openai-agents"
 
 
-class StateCacheSession:
+class StateCacheSession(OnEventLoops):
     """A session of the OpenAI Agents SDK on statecache: a conversation is hot in Redis, and durable in Postgres.
 
     `cache` is an `AsyncStateCache`, which any number of sessions may share, or `Settings`; without it settings come
@@ -114,25 +114,6 @@ class StateCacheSession:
         """Take all items out. What they once held stays in the history: `erase` of the group ends that."""
         here = self._clients.here()
         await alone(here, self._conversation(here).clear)
-
-    async def ping(self) -> bool:
-        """Return whether Redis answers, and Postgres where it is asked."""
-        here = self._clients.here()
-        try:
-            await here.view.get(self._place.head, read="primary")
-        except Unavailable:
-            return False
-        return True
-
-    async def close(self) -> None:
-        """Close the clients that the session has made; every other call raises UsageError from then on."""
-        await self._clients.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
 
     def _conversation(self, here: Client) -> Conversation:
         return Conversation(here.view, self._place, bytes_max=here.bytes_max, last=self._last)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord, ConversationStore
 
-from statecache import Settings, Unavailable, UsageError
+from statecache import Settings, UsageError
 from statecache.adapters.clients import settings_of
-from statecache.adapters.event_loops import Client, Clients, alone
+from statecache.adapters.event_loops import Client, Clients, OnEventLoops, alone
 from statecache.adapters.items import given
 from statecache.adapters.pydantic_ai.documents import OF, Head, entry_of, place_of, read, record_of, refuse_scope
 from statecache.adapters.pydantic_ai.log import Logs
@@ -25,7 +25,7 @@ _CLOCKS_APART = timedelta(minutes=1)
 _READ_MORE = 20
 
 
-class StateCacheConversationStore(ConversationStore):
+class StateCacheConversationStore(OnEventLoops, ConversationStore):
     """A conversation store of Pydantic AI on statecache: conversations are hot in Redis, and durable in Postgres.
 
     `cache` is an `AsyncStateCache`, which any number of stores may share, or `Settings`; without it settings come from
@@ -137,25 +137,6 @@ class StateCacheConversationStore(ConversationStore):
             return []
         group, lines = await self._logs(self._clients.here()).history(head_id, limit)
         return [entry_of(entry_id, line, group) for entry_id, line in lines]
-
-    async def ping(self) -> bool:
-        """Return whether Redis answers, and Postgres where it is asked."""
-        here = self._clients.here()
-        try:
-            await here.view.get("-", read="primary")
-        except Unavailable:
-            return False
-        return True
-
-    async def close(self) -> None:
-        """Close the clients that the store has made; every other call raises UsageError from then on."""
-        await self._clients.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
 
     def _logs(self, here: Client) -> Logs:
         return Logs(here.view, self._namespace, bytes_max=here.bytes_max)
