@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from statecache import NotFound
+from statecache import AlreadyExists, NotFound
 from statecache.history_errors import CheckpointExists, CheckpointNotFound
 from tests.simulation.history_model.drawing import WORDS, Drawing
 from tests.simulation.history_model.plain import Mark, Row
@@ -34,8 +34,9 @@ class Marks:
         target = f"{key}/checkpoints/{label}"
         there = any(self._past.exists(one) for one in self._own(key, whole=whole))
         call = self._draw.client.checkpoint(key, label, metadata=metadata, group=whole, durability=durability)
-        if not there or target in self._past.marks():
-            await self._draw.refused(call, CheckpointExists if there else NotFound)
+        taken = self._taken(target)
+        if not there or taken is not None:
+            await self._draw.refused(call, taken if there and taken is not None else NotFound)
             return
         if durability == "postgres":
             async with self._draw.here.flushes():
@@ -52,7 +53,15 @@ class Marks:
         self._draw.here.look()
 
     def _own(self, key: str, *, whole: bool) -> list[str]:
-        return [one for one in self._past.group(key) if "/checkpoints/" not in one] if whole else [key]
+        """Return the keys of which one has to hold something: what users write where checkpoints are counts as well."""
+        marks = self._past.marks()
+        return [one for one in self._past.group(key) if one not in marks] if whole else [key]
+
+    def _taken(self, target: str) -> type[Exception] | None:
+        """Return the error for a label at which a checkpoint is, or what a user wrote; None where there is neither."""
+        if target in self._past.marks():
+            return CheckpointExists
+        return AlreadyExists if self._past.exists(target) else None
 
     async def _marked(self, target: str, mark: Mark | None, op: str, n: int | None = None) -> None:
         """Add what was written at a checkpoint's record, as it is read there."""
@@ -82,8 +91,8 @@ class Marks:
             return
         self._draw.said, target = f"rename checkpoint {place} to {label}", f"{mark.key}/checkpoints/{label}"
         call = self._draw.client.rename_checkpoint(mark.key, mark.label, label, durability="memory")
-        if target in self._past.marks():
-            await self._draw.refused(call, CheckpointExists)
+        if (taken := self._taken(target)) is not None:
+            await self._draw.refused(call, taken)
             return
         renamed = await call
         assert (renamed.label, renamed.position.n, renamed.version) == (label, mark.n, mark.version), self._draw.said
