@@ -80,6 +80,19 @@ async def test_each_but_the_first_put_of_a_thread_vouches_for_its_checkpoint(
     assert await no_conflicts(world, psql)
 
 
+async def test_another_process_vouches_on_though_redis_has_let_the_head_go(
+    saver: StateCacheSaver, cache: AsyncStateCache, world: World, psql: psycopg.Connection[Any]
+) -> None:
+    checkpoints, verbs, other = made(), list[list[str]](), StateCacheSaver(cache)
+    await play(saver, checkpoints[:2])
+    await flush(world.worker)
+    await world.empty()
+    vouched(other, cache, verbs)
+    await play(other, checkpoints[2:], parent=checkpoints[1]["id"])
+    assert verbs == [["Create"], ["Create"]]
+    assert await no_conflicts(world, psql)
+
+
 @pytest.mark.parametrize("what", ["same", "deleted", "pruned", "rolled back", "erased"])
 async def test_what_is_put_again_is_no_conflict(
     saver: StateCacheSaver, cache: AsyncStateCache, world: World, psql: psycopg.Connection[Any], what: str

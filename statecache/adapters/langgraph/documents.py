@@ -1,6 +1,6 @@
 """The states of a thread as JSON: a checkpoint with its pending writes, the head, a channel of its own, more writes.
 
-    head         {"thread_id", "checkpoint_ns", "checkpoint_id", "newest", "at"}
+    head         {"thread_id", "checkpoint_ns", "checkpoint_id", "newest", "over"}
     checkpoint   {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "metadata", "checkpoint",
                   "channel_values": {CHANNEL: form}, "writes": [write], "writes_elsewhere": bool, "more"}
     channel      {"channel", "channel_version", "checkpoint_id", "value" or "data"}
@@ -49,17 +49,23 @@ def next_head(place: Place, head: State[Any] | None, latest_id: str, touched_id:
     """Return what is to be written over a head, in the commit that writes the state of the checkpoint `touched_id`.
 
     Whoever makes the state of a checkpoint writes the head in the same commit. So `newest`, the greatest id of which
-    there ever was a state, holds as long as nothing else has written the head: `at` is the version at which it was
-    written, and differs from the state's version once anything has deleted the head, rolled it back or copied it.
+    there ever was a state, holds as long as nothing else has written the head: `over` is the change that it was written
+    over, and is not the parent of the state's change once anything has deleted the head, rolled it back, merged or
+    imported it. From then on it is None, and nothing is proven any more.
     """
     before: Document = {} if head is None else head.value
-    at = 1 if head is None else head.version + 1 if before.get("at") == head.version else 0
-    return head_document(place, latest_id) | {"newest": max(touched_id, before.get("newest", "")), "at": at}
+    over = "" if head is None else head.change_id if _is_own(head) else None
+    return head_document(place, latest_id) | {"newest": max(touched_id, before.get("newest", "")), "over": over}
 
 
 def is_first(head: State[Any] | None, checkpoint_id: str) -> bool:
     """Return whether the head proves that there never was a state of that checkpoint, not even a deleted one."""
-    return head is not None and head.value.get("at") == head.version and checkpoint_id > head.value["newest"]
+    return head is not None and _is_own(head) and checkpoint_id > head.value["newest"]
+
+
+def _is_own(head: State[Any]) -> bool:
+    """Return whether none but savers have written the head since there is one."""
+    return bool(head.value.get("over") == (head.parent_change_id or ""))
 
 
 def checkpoint_document(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from statecache.adapters.langgraph.recent import Recent
 
 _ANEW_MAX = 3
-"""How often the head is read again where the checkpoint that it names has gone meanwhile."""
+"""How often the head is read again where it names another checkpoint by then, or that has gone meanwhile."""
 
 
 def get_tuple(place: Place, checkpoint_id: str | None, serde: Serde, recent: Recent) -> Plan[CheckpointTuple | None]:
@@ -57,7 +57,8 @@ def latest(place: Place, recent: Recent) -> Plan[Document | None]:
         if same and state is not None and holds_checkpoint(state.value):
             return state.value  # type: ignore[no-any-return]
         known = head
-    return None
+    # It moves on all the time: then what it has named a moment ago was the latest one during this call.
+    return (yield from document_of(place, known.value["checkpoint_id"])) if _names_one(known) else None
 
 
 def _names_one(head: State[Any] | None) -> bool:
