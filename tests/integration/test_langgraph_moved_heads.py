@@ -1,4 +1,4 @@
-"""A head that others move all the time, or that was merged from another thread, proves no more than it can."""
+"""Heads that others move all the time, edit by hand or copy with their group: what they prove, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, Settings
+from statecache import AsyncStateCache, Settings, UsageError
 from statecache.adapters.langgraph import StateCacheSaver
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, flushing, rows
@@ -53,26 +53,53 @@ async def test_a_thread_that_moves_on_during_each_exchange_of_a_read_is_never_sa
     assert found.checkpoint["id"] in known[1:]
 
 
-async def test_a_head_that_was_merged_from_another_thread_proves_nothing_of_this_one(
+async def test_a_head_that_was_edited_by_hand_proves_nothing(
     cache: AsyncStateCache, world: World, psql: psycopg.Connection[Any]
 ) -> None:
-    first, fifth, sixth, ninth = (checkpoint({"count": number}, version=number) for number in (1, 5, 6, 9))
-    ours, theirs = StateCacheSaver(cache), StateCacheSaver(cache)
-    await put(ours, "42", first, None)
+    first, sixth, ninth = (checkpoint({"count": number}, version=number) for number in (1, 6, 9))
+    saver = StateCacheSaver(cache)
+    await put(saver, "42", first, None)
+    await put(saver, "42", ninth, first["id"])
+    head = await cache.get("langgraph/42/head/-")
+    assert head is not None
+    await cache.set("langgraph/42/head/-", head.value | {"checkpoint_id": first["id"], "newest": sixth["id"]})
+    await flush(world.worker)
+    await world.empty()
+    await put(StateCacheSaver(cache), "42", ninth, first["id"])
+    await flush(world.worker)
+    assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
+
+
+async def test_a_thread_that_was_copied_with_its_group_is_refused_until_it_is_copied_by_the_saver(
+    cache: AsyncStateCache, world: World
+) -> None:
+    first, second = (checkpoint({"text": "x" * 10_000, "count": number}, version=number) for number in (1, 2))
+    saver = StateCacheSaver(cache)
+    await put(saver, "42", first, None)
     async with flushing(world.worker):
         begun = await cache.get("langgraph/42/head/-")
         assert begun is not None
         await cache.wait_durable(begun)
         await cache.branch("langgraph/42", "langgraph/43", group=True)
-        await put(theirs, "43", fifth, first["id"])
-        await put(theirs, "43", sixth, fifth["id"])
-        await put(ours, "42", ninth, first["id"])
-        await cache.merge("langgraph/43/head/-", "langgraph/42/head/-", function=lambda _base, _ours, other: other)
-    await flush(world.worker)
-    head = await cache.get("langgraph/42/head/-")
-    assert head is not None
-    assert head.value["newest"] == sixth["id"]
-    await world.empty()
-    await put(ours, "42", ninth, sixth["id"])
-    await flush(world.worker)
-    assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
+
+    async def listed() -> None:
+        [one async for one in saver.alist(config("43"))]
+
+    for refused in (
+        saver.aget_tuple(config("43")),
+        saver.aget_tuple(config("43", first["id"])),
+        put(saver, "43", second, first["id"]),
+        saver.aput_writes(config("43", second["id"]), [("count", 2)], "a task"),
+        saver.aprune(["43"]),
+        saver.acopy_thread("43", "44"),
+        listed(),
+    ):
+        with pytest.raises(UsageError, match="was copied from the thread '42'"):
+            await refused
+    assert [one.config["configurable"]["thread_id"] async for one in saver.alist(None)] == ["42"]
+    await saver.adelete_thread("43")
+    await saver.acopy_thread("42", "43")
+    found = await saver.aget_tuple(config("43"))
+    assert found is not None
+    assert found.config["configurable"] == {"thread_id": "43", "checkpoint_ns": "", "checkpoint_id": first["id"]}
+    assert found.checkpoint["channel_values"] == first["channel_values"]

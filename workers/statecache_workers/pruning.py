@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 ROWS = 1000
 """How many changes are looked at at once."""
-VALUES = 500
+VALUES = 150
 """How many values go in one transaction at most, and those of the run that exceeds it."""
 BYTES = 4 * 1024 * 1024
 """How many bytes of values go in one transaction at most, and the one that exceeds it."""

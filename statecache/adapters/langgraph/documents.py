@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
 
+from statecache import UsageError
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.values import Form, Serde, packed_of, split
 
@@ -38,6 +39,20 @@ WRITING_TASKS_MAX = 8
 def place_of(document: Document) -> Place:
     """Return where a checkpoint belongs."""
     return Place(document["thread_id"], document["checkpoint_ns"])
+
+
+def is_copied(state: State[Any]) -> bool:
+    """Return whether a head or checkpoint came from another thread, with its group: it names that one's channels."""
+    return state.key.split("/")[1] != place_of(state.value).thread
+
+
+def own(state: State[Any]) -> Document:
+    """Return the document of a head or checkpoint; raise UsageError where it came from another thread."""
+    document: Document = state.value
+    if is_copied(state):
+        what = f"{state.key!r} was copied from the thread {document['thread_id']!r} with its group, and speaks of that"
+        raise UsageError(what, hint="Delete this thread, and let `copy_thread` copy that one.")
+    return document
 
 
 def head_document(place: Place, checkpoint_id: str) -> Document:

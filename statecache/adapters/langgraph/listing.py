@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from statecache.adapters.langgraph.documents import Document, holds_checkpoint
+from statecache.adapters.langgraph.documents import Document, holds_checkpoint, is_copied, own
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
 from statecache.adapters.langgraph.reading import document_of, loaded
 from statecache.adapters.langgraph.values import Serde, contains, is_plain
@@ -104,7 +104,7 @@ class _Pages:
         )
         self._ended = len(states) < limit
         self._after = name_of(states[-1].key) if states else None
-        return [state.value for state in states if self._query.meets(state.value)]
+        return [own(state) for state in states if self._query.meets(state.value)]
 
     def _over_places(self) -> Plan[list[Document]]:
         if self._names is None:
@@ -112,7 +112,8 @@ class _Pages:
         names, self._names = self._names[:_PAGE], self._names[_PAGE:]
         self._ended = not self._names
         found = (yield from call("get_many", names, read="primary")) if names else {}
-        return [state.value for state in found.values() if state is not None and self._query.meets_all(state.value)]
+        there = [state for state in found.values() if state is not None and not is_copied(state)]
+        return [state.value for state in there if self._query.meets_all(state.value)]
 
     def _ordered_names(self) -> Plan[list[str]]:
         query = self._query

@@ -20,6 +20,7 @@ from statecache.adapters.langgraph.documents import (
     holds_checkpoint,
     is_first,
     next_head,
+    own,
 )
 from statecache.adapters.langgraph.recent import Latest, Recent
 from statecache.adapters.langgraph.values import Form, Packed, Serde
@@ -190,5 +191,5 @@ def _writes(draft: Draft, known: State[Any] | None) -> Document:
 
 def _head(draft: Draft, head: State[Any] | None) -> Document:
     """Return what moves the head, or keeps it where it is."""
-    latest = draft.checkpoint_id if head is None else max(draft.checkpoint_id, head.value["checkpoint_id"])
+    latest = draft.checkpoint_id if head is None else max(draft.checkpoint_id, own(head)["checkpoint_id"])
     return next_head(draft.place, head, latest, draft.checkpoint_id)

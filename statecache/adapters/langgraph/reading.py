@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from statecache import VersionNotFound
-from statecache.adapters.langgraph.documents import Document, holds_checkpoint, place_of, tuple_of
+from statecache.adapters.langgraph.documents import Document, holds_checkpoint, own, place_of, tuple_of
 from statecache.adapters.langgraph.values import Form, Packed, Serde, joined, packed_of, piece_of
 from statecache.adapters.langgraph.writing import all_writes, elsewhere
 from statecache.adapters.plans import Plan, call
@@ -38,7 +38,7 @@ def get_tuple(place: Place, checkpoint_id: str | None, serde: Serde, recent: Rec
 def document_of(place: Place, checkpoint_id: str) -> Plan[Document | None]:
     """Return a checkpoint's document, or None."""
     state = yield from call("get", place.checkpoint(checkpoint_id), read="primary")
-    return state.value if state is not None and holds_checkpoint(state.value) else None
+    return own(state) if state is not None and holds_checkpoint(state.value) else None
 
 
 def latest(place: Place, recent: Recent) -> Plan[Document | None]:
@@ -55,7 +55,7 @@ def latest(place: Place, recent: Recent) -> Plan[Document | None]:
         head, state = found[place.head], found[name]
         same = head is not None and head.value["checkpoint_id"] == known.value["checkpoint_id"]
         if same and state is not None and holds_checkpoint(state.value):
-            return state.value  # type: ignore[no-any-return]
+            return own(state)
         known = head
     # It moves on all the time: then what it has named a moment ago was the latest one during this call.
     return (yield from document_of(place, known.value["checkpoint_id"])) if _names_one(known) else None
@@ -63,7 +63,7 @@ def latest(place: Place, recent: Recent) -> Plan[Document | None]:
 
 def _names_one(head: State[Any] | None) -> bool:
     """Return whether there is a checkpoint that the head names."""
-    return head is not None and bool(head.value["checkpoint_id"])
+    return head is not None and bool(own(head)["checkpoint_id"])
 
 
 def loaded(document: Document, serde: Serde, recent: Recent) -> Plan[CheckpointTuple]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from statecache import Delete, NotFound, Set, State, VersionConflict
-from statecache.adapters.langgraph.documents import Document, holds_checkpoint, next_head, place_of
+from statecache.adapters.langgraph.documents import Document, holds_checkpoint, next_head, own, place_of
 from statecache.adapters.langgraph.listing import checkpoints_among, name_of, segment_of
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, Draft, commit
@@ -57,7 +57,7 @@ def delete_for_runs(run_ids: Iterable[str]) -> Plan[None]:
     for stem, segments in doomed.items():
         state = yield from call("get", f"{stem}/{next(iter(segments))}", read="primary")
         if state is not None:
-            yield from drop(place_of(state.value), segments)
+            yield from drop(place_of(own(state)), segments)
 
 
 def drop(place: Place, doomed: set[str]) -> Plan[None]:
@@ -104,7 +104,7 @@ def keep_latest(thread: str, recent: Recent) -> Plan[None]:
     """
     heads: list[State[Any]] = yield from call("list", f"{thread}/head/")
     for head in heads:
-        place = place_of(head.value)
+        place = place_of(own(head))
         document = yield from latest(place, recent)
         if document is None:
             continue
@@ -152,7 +152,7 @@ def copy_thread(source: str, target_id: str, recent: Recent) -> Plan[None]:
     for name in sorted(names, key=lambda name: segment_of(name).encode(), reverse=True):
         state = yield from call("get", name, read="primary")
         if state is not None and holds_checkpoint(state.value):
-            yield from _copy(state.value, target_id, recent)
+            yield from _copy(own(state), target_id, recent)
 
 
 def _copy(document: Document, target_id: str, recent: Recent) -> Plan[None]:

@@ -20,6 +20,7 @@ from statecache.adapters.langgraph.documents import (
     head_document,
     merged,
     next_head,
+    own,
 )
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX
 from statecache.adapters.langgraph.values import PIECE_BYTES_MAX, refuse_oversized
@@ -88,7 +89,7 @@ def _put_over_latest(place: Place, checkpoint_id: str, writes: Sequence[Document
 def _begin(place: Place, checkpoint_id: str, writes: Sequence[Document]) -> Plan[None]:
     """Make the state of a checkpoint that has not come yet; raise VersionConflict where somebody else has."""
     head: State[Any] | None = yield from call("get", place.head, read="primary")
-    latest = "" if head is None else head.value["checkpoint_id"]
+    latest = "" if head is None else own(head)["checkpoint_id"]
     document = head_document(place, checkpoint_id) | {"writes": merged([], writes) or [], "writes_elsewhere": False}
     over = Set(place.head, next_head(place, head, latest, checkpoint_id), expected=head)
     yield from call("commit", [Set(place.checkpoint(checkpoint_id), document, expected=None), over])

@@ -86,7 +86,7 @@ HISTORIES = {
     "head that vouches": Mutant(
         "a head that was deleted or rolled back proves that a checkpoint is new",
         "statecache/adapters/langgraph/documents.py",
-        'return head is not None and head.value.get("at") == head.version and',
+        "return head is not None and _is_own(head) and",
         "return head is not None and",
         by="scenarios head_that_vouches",
     ),
