@@ -13,6 +13,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from msgspec import structs
 
 from statecache import VersionConflict, VersionNotFound
+from statecache.adapters.langgraph.documents import head_document
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, put
 from statecache.adapters.langgraph.reading import get_tuple
@@ -45,7 +46,7 @@ def test_a_channel_that_came_and_went_meanwhile_is_named_at_its_real_version() -
 
 def test_a_put_gives_up_where_others_never_do() -> None:
     def move(view: Any) -> None:
-        view.set(PLACE.head, {"checkpoint_id": "0"})
+        view.set(PLACE.head, head_document(PLACE, "0"))
 
     with memory() as cache:
         endless: Any = Interfering(cache.namespace("langgraph"), move, times=1000)

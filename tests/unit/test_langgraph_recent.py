@@ -17,10 +17,11 @@ PLACE = Place("42")
 
 
 def state(value: dict[str, Any], *, version: int = 1, epoch: int = 1) -> State[Any]:
-    """Return a state that a commit might have made."""
+    """Return a state that a commit might have made, over the version before."""
     return State(
-        key="langgraph/42/x", value=value, epoch=epoch, version=version, change_id="c", parent_change_id="",
-        position=None, updated_at=datetime(2026, 1, 1, tzinfo=UTC), writer="",
+        key="langgraph/42/x", value=value, epoch=epoch, version=version, change_id=f"c{version}",
+        parent_change_id=f"c{version - 1}" if version > 1 else "", position=None,
+        updated_at=datetime(2026, 1, 1, tzinfo=UTC), writer="",
     )  # fmt: skip
 
 
