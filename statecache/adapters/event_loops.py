@@ -39,7 +39,7 @@ class _Made(NamedTuple):
     keeper: asyncio.Task[None]
 
 
-class Clients:
+class LoopClients:
     """Gives each event loop its client; `of` says what it is for, and `run_sync` what may be called on settings."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Clients:
 class OnEventLoops:
     """What sessions and stores have in common: clients, which `ping` asks whether they work, and `close` gives back."""
 
-    _clients: Clients
+    _clients: LoopClients
 
     async def ping(self) -> bool:
         """Return whether Redis answers, and Postgres where it is asked."""

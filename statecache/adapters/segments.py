@@ -38,3 +38,9 @@ def refuse_nul(what: str, text: str) -> None:
     """Raise UsageError for a text that Postgres cannot hold."""
     if "\0" in text:
         raise UsageError(f"{what} {text!r} holds a NUL", hint="Postgres has no place for it: leave it out.")
+
+
+def refuse_parted(namespace: str, what: str) -> None:
+    """Raise UsageError for a namespace of several segments: a group is of the first two, and `what` needs its own."""
+    if "/" in namespace:
+        raise UsageError(f"namespace={namespace!r} is of more than one segment: {what} would have no group")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,35 +11,19 @@ from statecache import AsyncStateCache, Settings
 from statecache.adapters.openai_agents import StateCacheSession
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush
-from tests.rules.tree import ROOT
+from tests.support.agent_processes import begun, killed_at
 from tests.support.openai_sessions import World
 from tests.support.scripted_model import ScriptedModel, agent, said
 
-_NAMED = ("redis_url", "postgres_url", "prefix", "postgres_schema", "shards")
+AGENT = "tests.support.openai_agent"
 FIRST = ["user: abc", "function_call: look_up", "function_call_output: cba", "assistant: It is cba."]
-
-
-def begun(settings: Settings, *words: str) -> subprocess.Popen[str]:
-    """Start the process."""
-    environment = os.environ | {f"STATECACHE_{name.upper()}": str(getattr(settings, name)) for name in _NAMED}
-    command = [sys.executable, "-m", "tests.support.openai_agent", *words]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
-
-
-def killed_at(running: subprocess.Popen[str], line: str) -> None:
-    """Read what a process says, and kill it when it says that."""
-    with running:
-        assert running.stdout is not None
-        assert line in (told.strip() for told in running.stdout)
-        running.kill()
-    assert running.returncode < 0
 
 
 @pytest.mark.parametrize("emptied", [False, True], ids=["unflushed", "emptied"])
 async def test_a_turn_that_was_cut_off_leaves_the_turns_before_whole_and_the_next_goes_on(
     settings: Settings, worker: Worker, redis_raw: Any, emptied: bool
 ) -> None:
-    killed_at(begun(settings, "turns", "a/b", "abc", "stop"), "looking up stop")
+    killed_at(begun(settings, AGENT, "turns", "a/b", "abc", "stop"), "looking up stop")
     if emptied:
         assert await World(settings, worker, redis_raw).empty() >= 2
     async with AsyncStateCache(settings=settings) as cache:
@@ -61,7 +42,7 @@ async def test_a_turn_that_was_cut_off_leaves_the_turns_before_whole_and_the_nex
 async def test_processes_that_add_at_once_lose_nothing_and_one_that_is_killed_nothing_that_it_told(
     settings: Settings, worker: Worker, psql: Any
 ) -> None:
-    running = {name: begun(settings, "adds", "42", name, "40") for name in "xyz"}
+    running = {name: begun(settings, AGENT, "adds", "42", name, "40") for name in "xyz"}
     killed_at(running.pop("z"), "15")
     for process in running.values():
         told, _ = process.communicate(timeout=60)

@@ -15,6 +15,7 @@ import statecache.testing
 from statecache._sync.feed import Changes, Watch
 from statecache._sync.until_stopped import UntilStopped
 from statecache.adapters.clients import OnClients
+from statecache.adapters.event_loops import OnEventLoops
 from statecache.adapters.langgraph import StateCacheSaver, StateCacheStore
 from statecache.adapters.llama_index import StateCacheChatStore, StateCacheKVStore
 from statecache.adapters.openai_agents import StateCacheSession
@@ -153,7 +154,7 @@ def _pydantic_ai() -> Iterator[str]:
     for name in ("from_settings", "from_url"):
         yield _member(name, getattr(kind, name), of=f"{kind.__name__}.")
     for name, member in members(kind):
-        if name in vars(kind):
+        if name in vars(kind) | vars(OnEventLoops):
             yield _member(name, member, of=f"{kind.__name__}.")
 
 

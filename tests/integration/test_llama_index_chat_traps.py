@@ -23,10 +23,10 @@ from statecache import (
 )
 from statecache.adapters.llama_index import StateCacheChatStore
 from statecache.adapters.openai_agents import StateCacheSession
-from statecache.core.redis.connection import Link
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, flushing, rows
+from tests.support.disturbed_commits import counting_exchanges, losing_an_outcome
 from tests.support.fault_proxy import FaultProxy, Kind
 from tests.support.llama_index_stores import messages
 from tests.support.openai_sessions import items
@@ -61,20 +61,8 @@ async def test_a_long_chat_costs_no_more_to_add_to_than_a_short_one(
 async def test_exchanges_are_counted(store: StateCacheChatStore, monkeypatch: pytest.MonkeyPatch) -> None:
     await store.aset_messages("42", messages(300, size=100))
     await store.adelete_message("42", 100)
-    seen, run = list[Any](), Link.run
-
-    async def noted(link: Link, commands: Any, *, seconds: float) -> list[Any]:
-        if any("llama-index-chat/42" in str(word) for command in commands for word in command):
-            seen.append(commands)
-        return await run(link, commands, seconds=seconds)
-
-    async def exchanges(does: Any) -> int:
-        seen.clear()
-        await does
-        return len(seen)
-
     await store.aget_messages("42")
-    monkeypatch.setattr(Link, "run", noted)
+    exchanges = counting_exchanges(monkeypatch, "llama-index-chat/42")
     assert await exchanges(store.aget_messages("42")) == 1
     assert await exchanges(store.async_add_message("42", messages(1)[0])) == 1
     assert await exchanges(store.adelete_last_message("42")) == 1
@@ -125,21 +113,7 @@ async def test_an_outcome_that_is_unknown_is_asked_for(
     store: StateCacheChatStore, monkeypatch: pytest.MonkeyPatch, verdict: str
 ) -> None:
     await store.aset_messages("42", messages(2))
-    commit, unknown = AsyncNamespace.commit, list[str]()
-
-    async def lost(view: Any, writes: Any, **more: Any) -> Any:
-        if unknown:
-            return await commit(view, writes, **more)
-        applied = await commit(view, writes, **more) if verdict == "applied" else [None]
-        unknown.append(applied[0].change_id if applied[0] else "f" * 24)
-        raise OutcomeUnknown(unknown[0])
-
-    async def never(view: Any, change_id: str, name: str) -> Any:
-        return type("Outcome", (), {"verdict": verdict})
-
-    monkeypatch.setattr(AsyncNamespace, "commit", lost)
-    if verdict == "not applied":
-        monkeypatch.setattr(AsyncNamespace, "outcome", never)
+    unknown = losing_an_outcome(monkeypatch, verdict)
     if verdict == "unknown":
         with pytest.raises(OutcomeUnknown):
             await store.adelete_last_message("42")

@@ -23,12 +23,12 @@ from statecache import (
 )
 from statecache.adapters.filling import PAGE_BYTES_MAX, PAGE_ITEMS_MAX
 from statecache.adapters.openai_agents import StateCacheSession
-from statecache.core.redis.connection import Link
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, flushing, rows
 from tests.fixtures.servers import MakeSettings
+from tests.support.disturbed_commits import counting_exchanges, holding_commits, losing_an_outcome
 from tests.support.fault_proxy import FaultProxy, Kind
 from tests.support.openai_sessions import items
 
@@ -76,20 +76,7 @@ async def test_exchanges_are_counted(
 ) -> None:
     for number in range(100):
         await session.add_items(items(number + 1, since=number))
-    seen, run = list[list[str]](), Link.run
-
-    async def noted(link: Link, commands: Any, *, seconds: float) -> list[Any]:
-        text = [" ".join(map(str, command)) for command in commands]
-        if any("openai-agents/42" in one for one in text):
-            seen.append(text)
-        return await run(link, commands, seconds=seconds)
-
-    async def exchanges(does: Any) -> int:
-        seen.clear()
-        await does
-        return len(seen)
-
-    monkeypatch.setattr(Link, "run", noted)
+    exchanges = counting_exchanges(monkeypatch, "openai-agents/42")
     assert await exchanges(session.add_items(items(1))) == 1
     assert await exchanges(session.get_items(10)) == 1
     assert await exchanges(session.get_items()) <= 2
@@ -120,26 +107,35 @@ async def test_an_addition_whose_answer_is_lost_is_there_once(
         assert await session.get_items() == []
 
 
+async def test_who_has_added_last_adds_again_without_reading_unless_others_have_meanwhile(
+    session: StateCacheSession, cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    for verb in ("get", "get_many"):
+        asked = getattr(AsyncNamespace, verb)
+
+        async def noted(view: Any, names: Any, asked: Any = asked, **more: Any) -> Any:
+            read.append(more["read"])
+            return await asked(view, names, **more)
+
+        monkeypatch.setattr(AsyncNamespace, verb, noted)
+    await session.add_items(items(1))
+    read.clear()
+    await session.add_items(items(2, since=1))
+    assert read == []
+    await StateCacheSession("42", cache).add_items(items(3, since=2))
+    read.clear()
+    await session.add_items(items(4, since=3))
+    assert read == ["primary", "primary"]
+    assert await session.get_items() == items(4)
+
+
 @pytest.mark.parametrize("verdict", ["applied", "not applied", "unknown"])
 async def test_an_outcome_that_is_unknown_is_asked_for(
     session: StateCacheSession, monkeypatch: pytest.MonkeyPatch, verdict: str
 ) -> None:
     await session.add_items(items(2))
-    commit, unknown = AsyncNamespace.commit, list[str]()
-
-    async def lost(view: Any, writes: Any, **more: Any) -> Any:
-        if unknown:
-            return await commit(view, writes, **more)
-        applied = await commit(view, writes, **more) if verdict == "applied" else [None]
-        unknown.append(applied[0].change_id if applied[0] else "f" * 24)
-        raise OutcomeUnknown(unknown[0])
-
-    async def never(view: Any, change_id: str, name: str) -> Any:
-        return type("Outcome", (), {"verdict": verdict})
-
-    monkeypatch.setattr(AsyncNamespace, "commit", lost)
-    if verdict == "not applied":
-        monkeypatch.setattr(AsyncNamespace, "outcome", never)
+    unknown = losing_an_outcome(monkeypatch, verdict)
     if verdict == "unknown":
         with pytest.raises(OutcomeUnknown):
             await session.add_items(items(3, since=2))
@@ -152,14 +148,7 @@ async def test_an_outcome_that_is_unknown_is_asked_for(
 async def test_who_is_cancelled_waits_for_what_becomes_of_it(
     session: StateCacheSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, may_end, commit = asyncio.Event(), asyncio.Event(), AsyncNamespace.commit
-
-    async def slow(view: Any, writes: Any, **more: Any) -> Any:
-        begun.set()
-        await may_end.wait()
-        return await commit(view, writes, **more)
-
-    monkeypatch.setattr(AsyncNamespace, "commit", slow)
+    begun, may_end = holding_commits(monkeypatch)
     adding = asyncio.create_task(session.add_items(items(2)))
     waiting = asyncio.create_task(session.add_items(items(3)))
     await begun.wait()

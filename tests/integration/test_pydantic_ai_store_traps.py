@@ -27,10 +27,10 @@ from statecache import (
 from statecache.adapters.filling import PAGE_ITEMS_MAX
 from statecache.adapters.openai_agents import StateCacheSession
 from statecache.adapters.pydantic_ai import StateCacheConversationStore
-from statecache.core.redis.connection import Link
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, flushing, rows
+from tests.support.disturbed_commits import counting_exchanges, holding_commits, losing_an_outcome
 from tests.support.fault_proxy import FaultProxy, Kind
 from tests.support.openai_sessions import items
 from tests.support.pydantic_ai_stores import saved, told, turn, turns
@@ -68,21 +68,8 @@ async def test_a_long_conversation_costs_no_more_to_save_than_a_short_one(
 
 async def test_exchanges_are_counted(store: StateCacheConversationStore, monkeypatch: pytest.MonkeyPatch) -> None:
     conversation = await saved(store, "42", turns(150))
-    seen, run = list[list[str]](), Link.run
-
-    async def noted(link: Link, commands: Any, *, seconds: float) -> list[Any]:
-        text = [" ".join(map(str, command)) for command in commands]
-        if any("pydantic-ai/42" in one for one in text):
-            seen.append(text)
-        return await run(link, commands, seconds=seconds)
-
-    async def exchanges(does: Any) -> int:
-        seen.clear()
-        await does
-        return len(seen)
-
     await store.load("42")
-    monkeypatch.setattr(Link, "run", noted)
+    exchanges = counting_exchanges(monkeypatch, "pydantic-ai/42")
     conversation.messages.extend(turn(150))
     assert await exchanges(store.save(conversation)) == 2
     assert await exchanges(store.load("42", limit=10)) == 1
@@ -112,21 +99,7 @@ async def test_an_outcome_that_is_unknown_is_asked_for(
     store: StateCacheConversationStore, monkeypatch: pytest.MonkeyPatch, verdict: str
 ) -> None:
     conversation = await saved(store, "42", turns(1))
-    commit, unknown = AsyncNamespace.commit, list[str]()
-
-    async def lost(view: Any, writes: Any, **more: Any) -> Any:
-        if unknown:
-            return await commit(view, writes, **more)
-        applied = await commit(view, writes, **more) if verdict == "applied" else [None]
-        unknown.append(applied[0].change_id if applied[0] else "f" * 24)
-        raise OutcomeUnknown(unknown[0])
-
-    async def never(view: Any, change_id: str, name: str) -> Any:
-        return type("Outcome", (), {"verdict": verdict})
-
-    monkeypatch.setattr(AsyncNamespace, "commit", lost)
-    if verdict == "not applied":
-        monkeypatch.setattr(AsyncNamespace, "outcome", never)
+    unknown = losing_an_outcome(monkeypatch, verdict)
     conversation.messages.extend(turn(1))
     if verdict == "unknown":
         with pytest.raises(OutcomeUnknown):
@@ -140,14 +113,7 @@ async def test_an_outcome_that_is_unknown_is_asked_for(
 async def test_who_is_cancelled_waits_for_what_becomes_of_it(
     store: StateCacheConversationStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, may_end, commit = asyncio.Event(), asyncio.Event(), AsyncNamespace.commit
-
-    async def slow(view: Any, writes: Any, **more: Any) -> Any:
-        begun.set()
-        await may_end.wait()
-        return await commit(view, writes, **more)
-
-    monkeypatch.setattr(AsyncNamespace, "commit", slow)
+    begun, may_end = holding_commits(monkeypatch)
     saving = asyncio.create_task(store.save(Conversation(conversation_id="42", messages=turns(2))))
     await begun.wait()
     for _ in range(3):

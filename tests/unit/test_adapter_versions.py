@@ -12,6 +12,8 @@ from statecache import ConfigurationError
 from statecache.adapters.versions import require
 
 ADAPTERS = {
+    "langgraph": ("langgraph-checkpoint", "a checkpointer or a store for LangGraph", "4.3", "5", "langgraph"),
+    "openai_agents": ("openai-agents", "a session for the OpenAI Agents SDK", "0.24", "0.25", "openai-agents"),
     "pydantic_ai": ("pydantic-ai-slim", "a conversation store for Pydantic AI", "2.68", "3", "pydantic-ai"),
     "llama_index": ("llama-index-core", "a store for LlamaIndex", "0.14.25", "0.15", "llama-index"),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from itertools import chain
@@ -85,6 +87,37 @@ def test_what_a_name_shows_at_a_prompt_is_in_the_reference(prefix: str) -> None:
     above = prefix if prefix != "Namespace." else ""
     assert {f"{above}{name}" for name in names} - headings == set()
     assert names
+
+
+ADAPTERS = {
+    "langgraph": ("StateCacheSaver", "StateCacheStore"),
+    "llama_index": ("StateCacheChatStore", "StateCacheKVStore"),
+    "openai_agents": ("StateCacheSession",),
+    "pydantic_ai": ("StateCacheConversationStore",),
+}
+
+
+def test_the_adapters_are_all_that_there_are() -> None:
+    packages = {file.parent.name for file in (ROOT / "statecache/adapters").glob("*/__init__.py")}
+    assert packages == ADAPTERS.keys()
+
+
+@pytest.mark.parametrize(("package", "name"), [(package, name) for package in ADAPTERS for name in ADAPTERS[package]])
+def test_what_an_adapter_has_of_its_own_is_in_the_reference(package: str, name: str) -> None:
+    """A method that does what its twin does, awaited or not, stands with that."""
+    kind = getattr(importlib.import_module(f"statecache.adapters.{package}"), name)
+    own = {
+        method
+        for base in kind.__mro__
+        if base.__module__.startswith("statecache.")
+        for method, member in vars(base).items()
+        if not method.startswith("_") and (inspect.isroutine(member) or isinstance(member, property))
+        and "Do what" not in (inspect.getdoc(getattr(base, method)) or "")
+        and not method.startswith("model_")
+    }  # fmt: skip
+    headings = set(re.findall(rf"^### {name}\.(\w+)$", PAGES["docs/reference.md"], re.MULTILINE))
+    assert len(own) > 5
+    assert own - headings == {"class_name"} & own, "which is for what LlamaIndex writes of its components"
 
 
 def test_a_link_that_leads_nowhere_is_found() -> None:

@@ -152,24 +152,6 @@ def test_limits_stand_in_order() -> None:
     assert PAGE_BYTES_MAX < VALUE_BYTES_MAX
 
 
-@pytest.mark.parametrize(
-    ("missing", "told"),
-    [("agents", ", and 0.24.0 is installed"), ("agents.memory.session_settings", ", and 0.24.0 is installed")],
-)
-def test_without_the_extra_or_with_an_old_one_a_line_says_what_is_missing(missing: str, told: str) -> None:
-    code = (
-        f"import sys; sys.modules[{missing!r}] = None\n"
-        "import importlib.metadata as metadata; metadata.version = lambda name: '0.24.0'\n"
-        "from statecache import ConfigurationError\n"
-        "try: import statecache.adapters.openai_agents\n"
-        "except ConfigurationError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    what = f"a session for the OpenAI Agents SDK needs the package openai-agents, 0.24 or newer{told}"
-    hint = "pip install 'statecache[openai-agents]' ('.[openai-agents]' in a checkout)"
-    assert done.stdout == f"The configuration does not fit: {what}. {hint}\n"
-
-
 def test_importing_statecache_loads_nothing_of_the_sdk() -> None:
     code = "import sys, statecache, statecache.adapters; print([name for name in sys.modules if 'agents' in name])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 ROWS = 1000
 """How many changes are looked at at once."""
 VALUES = 150
-"""How many values go in one transaction at most, and those of the run that exceeds it."""
+"""How many values go in one transaction at most, and those of the run that exceeds it.
+
+A flush is held up by about as long as that takes: with 500 its p99 was more than twice what it is otherwise.
+"""
 BYTES = 4 * 1024 * 1024
 """How many bytes of values go in one transaction at most, and the one that exceeds it."""
 LAST_RUNS = 64

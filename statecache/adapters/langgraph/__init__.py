@@ -31,17 +31,11 @@ It needs the extra `statecache[langgraph]`.
 
 from __future__ import annotations
 
-from statecache import ConfigurationError
+from statecache.adapters.versions import require
 
-try:
-    import langgraph.checkpoint.base  # noqa: F401
-except ModuleNotFoundError as missing:
-    raise ConfigurationError(
-        "a checkpointer or a store for LangGraph needs the package langgraph-checkpoint",
-        hint="pip install 'statecache[langgraph]' ('.[langgraph]' in a checkout)",
-    ) from missing
+require("langgraph-checkpoint", (4, 3), (5,), what="a checkpointer or a store for LangGraph", extra="langgraph")
 
-from statecache.adapters.langgraph.saver import StateCacheSaver
-from statecache.adapters.langgraph.store.store import StateCacheStore
+from statecache.adapters.langgraph.saver import StateCacheSaver  # noqa: E402
+from statecache.adapters.langgraph.store.store import StateCacheStore  # noqa: E402
 
 __all__ = ["StateCacheSaver", "StateCacheStore"]

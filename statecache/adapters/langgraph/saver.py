@@ -11,7 +11,7 @@ from langgraph.checkpoint.base import (
     get_serializable_checkpoint_metadata,
 )
 
-from statecache import AsyncStateCache, Settings, StateCache, UsageError
+from statecache import AsyncStateCache, Settings, StateCache
 from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.langgraph import deltas, listing, putting, reading, threads, writing
 from statecache.adapters.langgraph.decoded import Decoded
@@ -20,6 +20,7 @@ from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.recent import Recent
 from statecache.adapters.langgraph.values import Serde
 from statecache.adapters.plans import Listing, Plan
+from statecache.adapters.segments import refuse_parted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -61,8 +62,7 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None = None,
     ) -> None:
         super().__init__(serde=serde)
-        if "/" in namespace:
-            raise UsageError(f"namespace={namespace!r} is of more than one segment: a thread would have no group")
+        refuse_parted(namespace, "a thread")
         self._namespace = namespace
         on, policy = Settings() if cache is None else cache, {"durability": durability}
         self._clients = Clients(on, namespace, policy, of="saver", awaited="aput, aget_tuple")

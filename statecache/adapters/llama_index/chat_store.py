@@ -8,7 +8,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base import BaseChatStore
 
-from statecache import Settings, UsageError
+from statecache import Settings
 from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.llama_index.chats import (
     OF,
@@ -23,6 +23,7 @@ from statecache.adapters.llama_index.chats import (
     taken,
 )
 from statecache.adapters.plans import Plan, call
+from statecache.adapters.segments import refuse_parted
 
 if TYPE_CHECKING:
     from statecache import AsyncStateCache, Durability, StateCache
@@ -55,8 +56,7 @@ class StateCacheChatStore(OnClients, BaseChatStore):
         namespace: str = NAMESPACE,
         durability: Durability | None = None,
     ) -> None:
-        if "/" in namespace:
-            raise UsageError(f"namespace={namespace!r} is of more than one segment: a chat would have no group")
+        refuse_parted(namespace, "a chat")
         super().__init__(namespace=namespace)  # type: ignore[call-arg]
         on = Settings() if cache is None else cache
         self._clients = Clients(

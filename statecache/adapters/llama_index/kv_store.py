@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from llama_index.core.storage.kvstore.types import DEFAULT_BATCH_SIZE, DEFAULT_COLLECTION, BaseKVStore
 
-from statecache import CodecError, Set, Settings, UsageError
+from statecache import CodecError, Set, Settings
 from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.items import given, kept
 from statecache.adapters.plans import Plan, call
-from statecache.adapters.segments import refuse_nul, segment
+from statecache.adapters.segments import refuse_nul, refuse_parted, segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,8 +51,7 @@ class StateCacheKVStore(OnClients, BaseKVStore):
         durability: Durability | None = None,
         read: ReadMode = "primary",
     ) -> None:
-        if "/" in namespace:
-            raise UsageError(f"namespace={namespace!r} is of more than one segment: a collection would have no group")
+        refuse_parted(namespace, "a collection")
         self._namespace, self._read = namespace, read
         on, policy = Settings() if cache is None else cache, {"durability": durability, "read": read}
         self._clients = Clients(on, namespace, policy, of="store", awaited="aput, aget")

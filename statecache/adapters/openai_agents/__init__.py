@@ -20,22 +20,12 @@ It needs the extra `statecache[openai-agents]`.
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+from statecache.adapters.versions import require
 
-from statecache import ConfigurationError
+require(
+    "openai-agents", (0, 24), (0, 25), what="a session for the OpenAI Agents SDK", extra="openai-agents",
+)  # fmt: skip
 
-try:
-    from agents.memory.session_settings import coerce_session_settings, resolve_session_limit  # noqa: F401
-except ImportError as missing:
-    try:
-        there = f", and {version('openai-agents')} is installed"
-    except PackageNotFoundError:
-        there = ""
-    raise ConfigurationError(
-        f"a session for the OpenAI Agents SDK needs the package openai-agents, 0.24 or newer{there}",
-        hint="pip install 'statecache[openai-agents]' ('.[openai-agents]' in a checkout)",
-    ) from missing
-
-from statecache.adapters.openai_agents.session import StateCacheSession
+from statecache.adapters.openai_agents.session import StateCacheSession  # noqa: E402
 
 __all__ = ["StateCacheSession"]

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
 
-from statecache import Settings, UsageError
+from statecache import Settings
 from statecache.adapters.clients import settings_of
-from statecache.adapters.event_loops import Clients, OnEventLoops, alone
+from statecache.adapters.event_loops import LoopClients, OnEventLoops, alone
 from statecache.adapters.items import kept
 from statecache.adapters.openai_agents.conversation import Conversation
 from statecache.adapters.openai_agents.pages import Last, Place
+from statecache.adapters.segments import refuse_parted
 
 if TYPE_CHECKING:
     from agents.items import TResponseInputItem
@@ -46,15 +47,14 @@ class StateCacheSession(OnEventLoops):
         durability: Durability | None = None,
         session_settings: SessionSettings | dict[str, Any] | None = None,
     ) -> None:
-        if "/" in namespace:
-            raise UsageError(f"namespace={namespace!r} is of more than one segment: a session would have no group")
+        refuse_parted(namespace, "a session")
         self.session_id = session_id
         self.session_settings = (
             SessionSettings() if session_settings is None else coerce_session_settings(session_settings)
         )
         self._namespace, self._place, self._last = namespace, Place(session_id), Last()
         on, policy = Settings() if cache is None else cache, {"durability": durability}
-        self._clients = Clients(on, namespace, policy, of="session", run_sync="Runner.run_sync")
+        self._clients = LoopClients(on, namespace, policy, of="session", run_sync="Runner.run_sync")
 
     @classmethod
     def from_url(

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord, ConversationStore
 
-from statecache import Settings, UsageError
+from statecache import Settings
 from statecache.adapters.clients import settings_of
-from statecache.adapters.event_loops import Client, Clients, OnEventLoops, alone
+from statecache.adapters.event_loops import Client, LoopClients, OnEventLoops, alone
 from statecache.adapters.items import given
 from statecache.adapters.pydantic_ai.documents import OF, Head, entry_of, place_of, read, record_of, refuse_scope
 from statecache.adapters.pydantic_ai.log import Logs
-from statecache.adapters.segments import spelled_out
+from statecache.adapters.segments import refuse_parted, spelled_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,11 +47,10 @@ class StateCacheConversationStore(OnEventLoops, ConversationStore):
         namespace: str = NAMESPACE,
         durability: Durability | None = None,
     ) -> None:
-        if "/" in namespace:
-            raise UsageError(f"namespace={namespace!r} is of more than one segment: a conversation would have no group")
+        refuse_parted(namespace, "a conversation")
         self._namespace = namespace
         on, policy = Settings() if cache is None else cache, {"durability": durability}
-        self._clients = Clients(on, namespace, policy, of="store", run_sync="asyncio.run around each call")
+        self._clients = LoopClients(on, namespace, policy, of="store", run_sync="asyncio.run around each call")
 
     @classmethod
     def from_url(

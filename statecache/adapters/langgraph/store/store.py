@@ -20,7 +20,7 @@ from langgraph.store.base import (
     validate_op_namespace,
 )
 
-from statecache import AsyncStateCache, Settings, StateCache, UsageError
+from statecache import AsyncStateCache, Settings, StateCache
 from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.langgraph.store.batching import Queue
 from statecache.adapters.langgraph.store.items import Put, get_items, last_of_each, put_items
@@ -29,6 +29,7 @@ from statecache.adapters.langgraph.store.namespaces import list_namespaces
 from statecache.adapters.langgraph.store.searching import Search, search_items
 from statecache.adapters.langgraph.store.vectors import Index
 from statecache.adapters.plans import Plan
+from statecache.adapters.segments import refuse_parted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,8 +76,7 @@ class StateCacheStore(OnClients, BaseStore):
         ttl: TTLConfig | None = None,
     ) -> None:
         super().__init__()
-        if "/" in namespace:
-            raise UsageError(f"namespace={namespace!r} is of more than one segment: items would have no group")
+        refuse_parted(namespace, "items")
         self._namespace, self._read = namespace, read
         self._index = Index(index) if index else None
         self.ttl_config = ttl
