@@ -1,4 +1,7 @@
-"""A run of several processes makes what a module's tests share once, and loads the machine with one thing at a time."""
+"""A run of several processes makes what a module's tests share once, and loads the machine with one thing at a time.
+
+A test that ends its process or hangs costs itself alone.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from tests.fixtures.processes import LONGEST, ONE_AFTER_THE_OTHER, pytest_collection_modifyitems
 
@@ -28,17 +33,31 @@ def test_one(made, number):
     pass
 """
 
+ENDS_ITS_PROCESS = """
+import os
+
+def test_before(): pass
+def test_ends(): os._exit(3)
+def test_behind(): pass
+"""
+HANGS = ENDS_ITS_PROCESS.replace("os._exit(3)", "__import__('time').sleep(60)")
+
+
+def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest in two processes that share out by file."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", folder, *PLUGINS, "-n", "2", *arguments],
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True, text=True, check=False, timeout=50,
+    )  # fmt: skip
+
 
 def _makers(folder: Path, files: list[str]) -> dict[str, list[str]]:
     """Run such files in two processes; return, for each file, the processes that made what its tests share."""
     for name in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(SHARED)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", folder, *PLUGINS, "-n", "2", *files],
-        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = _run(folder, *files)
     assert done.returncode == 0, done.stdout + done.stderr
     made: dict[str, list[str]] = {}
     for line in (folder / "made").read_text().splitlines():
@@ -52,6 +71,16 @@ def test_what_a_modules_tests_share_is_made_once(tmp_path: Path) -> None:
     assert {name: len(processes) for name, processes in made.items()} == dict.fromkeys(made, 1)
     assert len(made) == 2 + len(ONE_AFTER_THE_OTHER)
     assert len({made[Path(name).stem][0] for name in ONE_AFTER_THE_OTHER}) == 1
+
+
+@pytest.mark.parametrize("text", [ENDS_ITS_PROCESS, HANGS], ids=["ended", "hung"])
+def test_what_ends_its_process_fails_once_and_the_rest_of_its_file_runs(tmp_path: Path, text: str) -> None:
+    (tmp_path / "test_a.py").write_text(text)
+    options = ["-o", "faulthandler_timeout=2", "-o", "faulthandler_exit_on_timeout=true"]
+    done = _run(tmp_path, *options, "test_a.py")
+    assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
+    assert "crashed while running 'test_a.py::test_ends'" in done.stdout
+    assert ("in test_ends" in done.stderr) == (text is HANGS)
 
 
 def test_what_takes_longest_comes_first_and_the_rest_stays_in_order() -> None:
