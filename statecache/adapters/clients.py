@@ -11,10 +11,12 @@ Copies of a saver share this object, so they share clients, and whoever closes o
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from statecache import AsyncStateCache, Settings, StateCache, UsageError
+from statecache.adapters.event_loops import LoopEnded, until_done
 from statecache.adapters.plans import Listing, Plan, arun, call, run, until_found
 
 if TYPE_CHECKING:
@@ -62,7 +64,13 @@ class Clients:
                 "a call that is not awaited would wait for its own event loop",
                 hint=f"Await the asynchronous one ({self._awaited}, …), or call it in a thread.",
             )
-        return asyncio.run_coroutine_threadsafe(self.arun(plan), loop).result()
+        try:
+            return until_done(loop, self.arun(plan))
+        except LoopEnded:
+            raise UsageError(
+                f"the event loop of this {self._of} ended while a thread waited for a call",
+                hint="Whether the call did what it should is not known: read it, or repeat it.",
+            ) from None
 
     async def arun(self, plan: Plan[T]) -> T:
         """Carry out a plan for a caller who awaits it."""
@@ -90,7 +98,8 @@ class Clients:
             if loop is _running():  # which cannot be waited for here
                 self._closing.append(loop.create_task(_ended(begun)))
             elif loop.is_running():
-                asyncio.run_coroutine_threadsafe(_ended(begun), loop).result()
+                with suppress(LoopEnded):  # which has closed it as well
+                    until_done(loop, _ended(begun))
         for one in made:
             one.close()
 
@@ -101,7 +110,8 @@ class Clients:
             if loop is asyncio.get_running_loop():
                 await _ended(begun)
             elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_ended(begun), loop))
+                with suppress(LoopEnded):
+                    await asyncio.to_thread(until_done, loop, _ended(begun))
         for one in made:
             await asyncio.to_thread(one.close)
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from concurrent.futures import wait
 from contextlib import suppress
+from inspect import CORO_CREATED, getcoroutinestate
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
@@ -24,6 +26,13 @@ if TYPE_CHECKING:
     from statecache import AsyncNamespace, OutcomeUnknown
 
 T = TypeVar("T")
+_LOOKS_EVERY_S = 0.05
+_IDLE_LOOKS_MAX = 20
+"""So often in a row an event loop is seen not to run, between two runs of it, before it has ended."""
+
+
+class LoopEnded(Exception):
+    """An event loop ended before what was begun in it."""
 
 
 class Client(NamedTuple):
@@ -82,7 +91,8 @@ class LoopClients:
             if loop is here:
                 await _ended(keeper)
             elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_ended(keeper), loop))
+                with suppress(LoopEnded):  # which has cancelled the keeper as well
+                    await asyncio.to_thread(until_done, loop, _ended(keeper))
             elif not loop.is_closed():
                 await asyncio.to_thread(_end_idle, loop, keeper)
 
@@ -129,6 +139,24 @@ async def alone(here: Client, write: Callable[[], Coroutine[Any, Any, T]]) -> T:
             if not task.cancelled():
                 task.exception()  # which nobody is told
             raise
+
+
+def until_done(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Have an event loop that another thread runs carry out a coroutine; raise LoopEnded where that loop ends first."""
+    try:
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        except RuntimeError:
+            raise LoopEnded from None
+        idle = 0
+        while not wait([future], timeout=_LOOKS_EVERY_S).done:
+            idle = 0 if loop.is_running() else idle + 1
+            if loop.is_closed() or idle == _IDLE_LOOKS_MAX:
+                raise LoopEnded
+        return future.result()
+    finally:
+        if getcoroutinestate(coroutine) == CORO_CREATED:
+            coroutine.close()
 
 
 async def is_applied(view: AsyncNamespace[Any], unknown: OutcomeUnknown, name: str) -> bool:

@@ -1,0 +1,101 @@
+"""Who waits for what another thread's event loop carries out does not wait for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from statecache import AsyncStateCache, Settings, UsageError
+from statecache.adapters.clients import Clients
+from statecache.adapters.event_loops import LoopEnded, until_done
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """Return an event loop that another thread runs until it is told to stop; that thread does not close it."""
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    yield loop
+    if thread.is_alive():
+        loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    if not loop.is_closed():
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+
+async def _seven() -> int:
+    return 7
+
+
+async def _wrong() -> int:
+    raise RuntimeError("wrong")
+
+
+async def _for_ever(begun: Event) -> int:
+    begun.set()
+    await asyncio.Event().wait()
+    return 0
+
+
+def test_what_it_comes_to_is_returned_or_raised(loop: asyncio.AbstractEventLoop) -> None:
+    assert until_done(loop, _seven()) == 7
+    with pytest.raises(RuntimeError, match="wrong"):
+        until_done(loop, _wrong())
+
+
+def _ended_meanwhile(loop: asyncio.AbstractEventLoop, call: Callable[[], Any], begun: Event) -> list[BaseException]:
+    """Stop the loop once the call waits in it; return what the call raised."""
+    raised = list[BaseException]()
+
+    def waits() -> None:
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = Thread(target=waits, daemon=True)
+    thread.start()
+    assert begun.wait(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    return raised
+
+
+def test_who_waits_for_a_loop_that_ends_is_told(loop: asyncio.AbstractEventLoop) -> None:
+    begun = Event()
+    (raised,) = _ended_meanwhile(loop, lambda: until_done(loop, _for_ever(begun)), begun)
+    assert isinstance(raised, LoopEnded)
+
+
+def test_what_a_loop_never_began_is_told_and_leaves_no_warning(loop: asyncio.AbstractEventLoop) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    while loop.is_running():
+        pass
+    with pytest.raises(LoopEnded):
+        until_done(loop, _seven())
+    loop.close()
+    with pytest.raises(LoopEnded):
+        until_done(loop, _seven())
+
+
+def test_a_call_of_an_adapter_in_a_thread_is_told_that_its_loop_ended(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = Event()
+
+    async def made() -> Clients:
+        return Clients(AsyncStateCache(settings=Settings()), "n", {}, of="store", awaited="aget")
+
+    clients = until_done(loop, made())
+    monkeypatch.setattr(clients, "arun", lambda plan: _for_ever(begun))
+    (raised,) = _ended_meanwhile(loop, lambda: clients.run(iter(())), begun)  # type: ignore[arg-type]
+    assert isinstance(raised, UsageError)
+    assert "ended while a thread waited" in str(raised)
