@@ -30,6 +30,7 @@ ASYNC = """
 
     async def main(drain):
         steps = 0
+        asyncio.get_running_loop().slow_callback_duration = 10.0  # a machine may be busy
         async with AsyncStateCache() as cache, cache.until_stopped(drain=drain) as told:
             print("ready", flush=True)
             while not told.stopping:
