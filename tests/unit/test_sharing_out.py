@@ -38,7 +38,6 @@ import os
 
 def test_before(): pass
 def test_ends(): os._exit(3)
-def test_behind(): pass
 """
 HANGS = ENDS_ITS_PROCESS.replace("os._exit(3)", "__import__('time').sleep(60)")
 
@@ -73,12 +72,14 @@ def test_what_a_modules_tests_share_is_made_once(tmp_path: Path) -> None:
     assert len({made[Path(name).stem][0] for name in ONE_AFTER_THE_OTHER}) == 1
 
 
+@pytest.mark.parametrize("behind", [0, 1, 2, 9])
 @pytest.mark.parametrize("text", [ENDS_ITS_PROCESS, HANGS], ids=["ended", "hung"])
-def test_what_ends_its_process_fails_once_and_the_rest_of_its_file_runs(tmp_path: Path, text: str) -> None:
-    (tmp_path / "test_a.py").write_text(text)
+def test_what_ends_its_process_fails_once_and_the_rest_of_its_file_runs(tmp_path: Path, text: str, behind: int) -> None:
+    (tmp_path / "test_a.py").write_text(text + f"@__import__('pytest').mark.parametrize('n', range({behind}))\n"
+                                               "def test_behind(n): pass\n")  # fmt: skip
     options = ["-o", "faulthandler_timeout=2", "-o", "faulthandler_exit_on_timeout=true"]
     done = _run(tmp_path, *options, "test_a.py")
-    assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
+    assert f"1 failed, {1 + behind} passed" in done.stdout, done.stdout + done.stderr
     assert "crashed while running 'test_a.py::test_ends'" in done.stdout
     assert ("in test_ends" in done.stderr) == (text is HANGS)
 

@@ -26,6 +26,7 @@ from statecache.cli.options import (
 )
 from statecache.cli.screen import Counting, counted, plain, print_json, say, tell
 from statecache.cli.states.command import whole_prefix
+from statecache.cli.states.framework_import import FRAMEWORKS, Asked, take_in_from
 from statecache.errors import InvalidKey, UsageError
 from statecache.settings import Settings
 
@@ -96,7 +97,13 @@ async def _export(settings: Settings, prefix: str, after: str, file: BinaryIO, p
 
 
 def take_in(
-    source: Annotated[str, typer.Argument(metavar="FILE|-", help="Lines as export writes them; - for stdin.")],
+    source: Annotated[
+        str, typer.Argument(metavar=f"FILE|-|{'|'.join(FRAMEWORKS)}", help="Lines as export writes them; - for stdin.")
+    ],
+    where: Annotated[str | None, typer.Argument(metavar="[URL|FILE]", help="Where a framework keeps it.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a framework's adapter, if it is another one than its own.")
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite keys that have another value.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only compare and count.")] = False,
     durability: Level = None,
@@ -113,13 +120,28 @@ def take_in(
     history that they were made in. With --json, one object: `written`, `same`, `ended`, `checkpoints`, `kept`,
     `failed`.
 
+    What a framework keeps is read there and written as its adapter here does, with the adapter's durability: what an
+    adapter finds is the same as there. It may be repeated too, until agents are switched over; a session that was gone
+    on with here is left alone, with exit status 1.
+
     \b
     Examples:
       statecache import runs.jsonl --dry-run
+      statecache import langgraph-postgres postgresql://localhost/agents
+      statecache import openai-sqlite conversations.db
       statecache import runs.jsonl --reason "moved from staging"
       gunzip < runs.jsonl.gz | statecache import -
     """
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
+    if source in FRAMEWORKS:
+        if where is None or replace or actor or reason:
+            hint = f"statecache import {source} WHERE [--namespace NAME] [--durability LEVEL] [--dry-run]"
+            raise UsageError(f"{source} takes where it is, and neither --replace nor --actor nor --reason", hint=hint)
+        asked = Asked(where, settings, namespace, checked_durability(durability), dry_run)
+        return take_in_from(source, asked, as_json=as_json)
+    if where is not None or namespace is not None:
+        words = f"{where or namespace!r} goes with {' or '.join(FRAMEWORKS)}"
+        raise UsageError(f"{words}, not with a file of lines")
     more = {"durability": checked_durability(durability), "actor": actor or operator(), "reason": reason}
     try:
         with open(source, "rb") if source != "-" else nullcontext(sys.stdin.buffer) as file:

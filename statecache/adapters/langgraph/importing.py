@@ -1,0 +1,120 @@
+"""Taking in what another checkpointer of LangGraph holds: `statecache import langgraph-postgres URL`.
+
+Every checkpoint is read as the other checkpointer gives it and put under its own id, a thread's oldest first, with its
+parent, its metadata and its pending writes. What is there already is passed over, so an import that was cut off, or is
+made again later, puts what is missing; the latest checkpoint of a thread never becomes an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, get_checkpoint_id
+
+from statecache import ConfigurationError, PostgresUnavailable, UsageError
+from statecache.adapters.langgraph.saver import StateCacheSaver
+
+if TYPE_CHECKING:
+    from langchain_core.runnables import RunnableConfig
+
+_EVERY = "SELECT thread_id, checkpoint_ns, checkpoint_id FROM checkpoints ORDER BY 1, 2, 3"
+
+
+class ImportedThreads(msgspec.Struct, kw_only=True):
+    """What an import did: checkpoints by what became of them."""
+
+    threads: int = 0
+    written: int = 0
+    same: int = 0
+
+
+def import_checkpoints(
+    configs: Iterable[RunnableConfig], source: BaseCheckpointSaver[Any], target: StateCacheSaver, *,
+    progress: Callable[[int], object], dry_run: bool = False,
+) -> ImportedThreads:  # fmt: skip
+    """Put the checkpoints that are named, in that order, which is a thread's oldest first.
+
+    `progress` is told how many it has gone through. One that is gone meanwhile is passed over.
+    """
+    done = ImportedThreads()
+    for _, thread in groupby(configs, key=lambda one: one["configurable"]["thread_id"]):
+        done.threads += 1
+        for config in thread:
+            found = source.get_tuple(config)
+            if found is None:
+                continue
+            there = target.get_tuple(found.config)
+            if there is not None and _writes(there) >= _writes(found):
+                done.same += 1
+            else:
+                done.written += 1
+                if not dry_run:
+                    _put(found, source, target, is_there=there is not None)
+            progress(done.same + done.written)
+    return done
+
+
+@contextmanager
+def postgres_checkpoints(url: str) -> Iterator[tuple[BaseCheckpointSaver[Any], Iterator[RunnableConfig]]]:
+    """Open the vendor's saver on its Postgres, and yield it with what names each of its checkpoints.
+
+    Raises ConfigurationError where its package or its tables are missing, UsageError for what is no URL, and
+    PostgresUnavailable.
+    """
+    try:
+        from langgraph.checkpoint.postgres import PostgresSaver
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            "an import from LangGraph's Postgres needs the package langgraph-checkpoint-postgres",
+            hint="pip install langgraph-checkpoint-postgres",
+        ) from error
+    import psycopg
+
+    try:
+        with (
+            PostgresSaver.from_conn_string(url) as source, psycopg.connect(url) as connection,
+            connection.cursor(name="statecache_import") as names,
+        ):  # fmt: skip
+            names.execute(_EVERY)
+            yield source, (_config(*row) for row in names)
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
+        raise ConfigurationError(
+            "this database holds no checkpoints of LangGraph's Postgres saver, or those of an early release of it",
+            hint="Name the database of its threads; its own `setup()` brings the tables of early releases up to date.",
+        ) from error
+    except psycopg.ProgrammingError as error:
+        if error.sqlstate is not None:
+            raise
+        raise UsageError("this is no URL of a Postgres", hint="postgresql://USER@HOST/DATABASE") from error
+    except psycopg.OperationalError as error:
+        raise PostgresUnavailable("connect", detail=str(error)) from error
+
+
+def _config(thread_id: str, checkpoint_ns: str, checkpoint_id: str | None = None) -> RunnableConfig:
+    named = {"thread_id": thread_id, "checkpoint_ns": checkpoint_ns}
+    return {"configurable": named | ({"checkpoint_id": checkpoint_id} if checkpoint_id else {})}
+
+
+def _put(found: CheckpointTuple, source: BaseCheckpointSaver[Any], target: StateCacheSaver, *, is_there: bool) -> None:
+    """Put a checkpoint as it was put when it was new, and what tasks have written at it."""
+    thread_id, namespace = (found.config["configurable"][name] for name in ("thread_id", "checkpoint_ns"))
+    if not is_there:
+        parent = source.get_tuple(found.parent_config) if found.parent_config else None
+        before = parent.checkpoint["channel_versions"] if parent else {}
+        versions = found.checkpoint["channel_versions"]
+        new = {name: version for name, version in versions.items() if before.get(name) != version}
+        parent_id = get_checkpoint_id(found.parent_config) if found.parent_config else None
+        target.put(_config(thread_id, namespace, parent_id), found.checkpoint, found.metadata, new)
+    writes: dict[str, list[tuple[str, Any]]] = {}
+    for task_id, channel, value in found.pending_writes or ():
+        writes.setdefault(task_id, []).append((channel, value))
+    for task_id, written in writes.items():
+        target.put_writes(found.config, written, task_id)
+
+
+def _writes(one: CheckpointTuple) -> int:
+    return len(one.pending_writes or ())

@@ -1,0 +1,113 @@
+"""Taking in what the SDK's own SQLite sessions hold: `statecache import openai-sqlite FILE`.
+
+A session is read from its first item, and added to the one of the same id in lots. What is there already is passed over
+where it is the same, so an import that was cut off, or is made again later, adds what is missing. A session that holds
+anything else was gone on with here: it is left alone, and named.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from statecache import ConfigurationError, UsageError
+from statecache.adapters.openai_agents.session import NAMESPACE, StateCacheSession
+
+if TYPE_CHECKING:
+    from statecache import AsyncStateCache, Durability
+
+_ITEMS_A_LOT, _BYTES_A_LOT = 500, 4 << 20
+
+
+class ImportedSessions(msgspec.Struct, kw_only=True):
+    """What an import did: items by what became of them, and sessions that hold something else here."""
+
+    sessions: int = 0
+    written: int = 0
+    same: int = 0
+    unreadable: int = 0
+    kept: list[str] = []
+
+
+class StoredSession(NamedTuple):
+    """A session's id, its items, each with its length in bytes, and how many there are that are no JSON."""
+
+    session_id: str
+    items: list[tuple[Any, int]]
+    unreadable: int
+
+
+async def import_sessions(
+    sessions: Iterable[StoredSession], cache: AsyncStateCache, *, progress: Callable[[int], object],
+    namespace: str = NAMESPACE, durability: Durability | None = None, dry_run: bool = False,
+) -> ImportedSessions:  # fmt: skip
+    """Add what sessions hold to those of the same id; `progress` is told how many items it has gone through.
+
+    Items that are no JSON are counted as `unreadable`, and left out, as the SDK leaves them out.
+    """
+    done = ImportedSessions()
+    for one in sessions:
+        done.sessions += 1
+        done.unreadable += one.unreadable
+        session = StateCacheSession(one.session_id, cache, namespace=namespace, durability=durability)
+        there = await session.get_items()
+        if [item for item, _ in one.items[: len(there)]] != there:
+            done.kept.append(one.session_id)
+            continue
+        done.same += len(there)
+        for lot in _lots(one.items[len(there) :]):
+            if not dry_run:
+                await session.add_items(lot)
+            done.written += len(lot)
+            progress(done.same + done.written)
+    return done
+
+
+def sqlite_sessions(source: Path) -> Iterator[StoredSession]:
+    """Yield what the sessions in a file of SQLite hold; nothing is written there.
+
+    Raises UsageError where the file is not there, and ConfigurationError where it holds no sessions of the SDK.
+    """
+    if not source.is_file():
+        raise UsageError(f"{source} does not exist")
+    with closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as rows:
+        for name in _names(rows, source):
+            asked = "SELECT message_data FROM agent_messages WHERE session_id = ? ORDER BY id"
+            texts = [text for (text,) in rows.execute(asked, (name,))]
+            items = [*_read(texts)]
+            yield StoredSession(name, items, len(texts) - len(items))
+
+
+def _names(rows: sqlite3.Connection, source: Path) -> list[str]:
+    try:
+        return [name for (name,) in rows.execute("SELECT session_id FROM agent_sessions ORDER BY session_id")]
+    except sqlite3.DatabaseError as error:
+        raise ConfigurationError(
+            f"{source} holds no sessions of the OpenAI Agents SDK: {error}",
+            hint="SQLiteSession(session_id, FILE) writes such files; tables with other names are not known here.",
+        ) from error
+
+
+def _read(texts: list[str]) -> Iterator[tuple[Any, int]]:
+    for text in texts:
+        with suppress(ValueError, TypeError):
+            yield json.loads(text), len(text.encode(errors="surrogatepass"))
+
+
+def _lots(items: list[tuple[Any, int]]) -> Iterator[list[Any]]:
+    """Yield items in lots that one commit takes."""
+    lot, size = list[Any](), 0
+    for item, length in items:
+        if lot and (len(lot) == _ITEMS_A_LOT or size + length > _BYTES_A_LOT):
+            yield lot
+            lot, size = [], 0
+        lot.append(item)
+        size += length
+    if lot:
+        yield lot

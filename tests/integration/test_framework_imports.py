@@ -1,0 +1,198 @@
+"""`statecache import` from what frameworks keep by themselves: all of it, again, in part, and gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+import psycopg
+import pytest
+from agents.memory import SQLiteSession
+from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.types import Command
+
+from statecache import Settings, StateCache
+from statecache.adapters.langgraph import StateCacheSaver
+from statecache.adapters.openai_agents import StateCacheSession
+from tests.support.command_line import CommandLine
+from tests.support.langgraph_stories import builder, config, outer
+from tests.support.openai_sessions import items
+
+
+@pytest.fixture
+def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """The command line on the test's deployment."""
+    return CommandLine(settings, monkeypatch, capsys)
+
+
+@pytest.fixture
+def vendors(settings: Settings) -> Iterator[str]:
+    """The URL of a schema of the vendor's own, in the test's Postgres."""
+    schema = f"vendor_{uuid4().hex[:12]}"
+    with psycopg.connect(settings.postgres_url, autocommit=True) as admin:
+        admin.execute(f"CREATE SCHEMA {schema}")
+        mark = "&" if "?" in settings.postgres_url else "?"
+        yield f"{settings.postgres_url}{mark}options={quote(f'-csearch_path={schema}')}"
+        admin.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+def _told(saver: Any, thread: str) -> list[Any]:
+    """Return all that a saver tells of a thread's checkpoints, the newest first."""
+    return [
+        (one.config["configurable"], one.parent_config and one.parent_config["configurable"], one.checkpoint,
+         one.metadata, sorted(one.pending_writes or (), key=repr))
+        for one in saver.list({"configurable": {"thread_id": thread}})
+    ]  # fmt: skip
+
+
+def _play(saver: Any, thread: str, *answers: str) -> dict[str, Any]:
+    """Run a graph that asks a person; return what it ends with."""
+    graph = builder().compile(checkpointer=saver)
+    ended = graph.invoke({"messages": ["hello"], "count": 0}, config(thread)) if not answers else {}
+    for answer in answers:
+        ended = graph.invoke(Command(resume=answer), config(thread))
+    return ended
+
+
+def test_threads_are_taken_in_whole_and_gone_on_with(cli: CommandLine, settings: Settings, vendors: str) -> None:
+    with PostgresSaver.from_conn_string(vendors) as theirs, StateCacheSaver(settings) as ours:
+        theirs.setup()
+        _play(theirs, "asked/1")
+        for answers in ((), ("yes",)):
+            _play(theirs, "done", *answers)
+        outer().compile(checkpointer=theirs).invoke({"messages": ["hello"], "count": 0}, config("nested"))
+        threads = ("asked/1", "done", "nested")
+        tried = cli("import", "langgraph-postgres", vendors, "--dry-run")
+        assert (tried.status, _told(ours, "done")) == (0, [])
+        taken = cli("import", "langgraph-postgres", vendors)
+        count = sum(len(_told(theirs, thread)) for thread in threads)
+        assert taken.out == f"{count} checkpoints of 3 threads written, 0 there already\n"
+        assert tried.out == taken.out.replace("threads written", "threads would be written")
+        assert len({told[0]["checkpoint_ns"] for told in _told(theirs, "nested")}) == 2
+        for thread in threads:
+            assert _told(ours, thread) == _told(theirs, thread)
+        assert cli("import", "langgraph-postgres", vendors).out == (
+            f"0 checkpoints of 3 threads written, {count} there already\n"
+        )
+        ended = [_play(saver, "asked/1", "yes")["messages"] for saver in (theirs, ours)]
+        assert ended[0] == ended[1]
+        assert any("answered yes" in message for message in ended[0])
+
+
+def test_an_import_that_was_cut_off_goes_on_and_never_turns_a_thread_back(
+    cli: CommandLine, settings: Settings, vendors: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PostgresSaver.from_conn_string(vendors) as theirs, StateCacheSaver(settings) as ours:
+        theirs.setup()
+        for answers in ((), ("yes",)):
+            _play(theirs, "t", *answers)
+        put, left = StateCacheSaver.put, [None] * 2
+
+        def cut(self: Any, *args: Any) -> Any:
+            if not left:
+                raise KeyboardInterrupt
+            left.pop()
+            return put(self, *args)
+
+        monkeypatch.setattr(StateCacheSaver, "put", cut)
+        assert cli("import", "langgraph-postgres", vendors).status == 130
+        monkeypatch.setattr(StateCacheSaver, "put", put)
+        assert len(_told(ours, "t")) == 2
+        count = len(_told(theirs, "t"))
+        assert cli("import", "langgraph-postgres", vendors, "--json").json == {
+            "threads": 1, "written": count - 2, "same": 2,
+        }  # fmt: skip
+        assert _told(ours, "t") == _told(theirs, "t")
+        graph = builder().compile(checkpointer=ours)
+        further = graph.update_state(config("t"), {"count": 77})
+        theirs.delete_thread("t")
+        _play(theirs, "other")
+        assert cli("import", "langgraph-postgres", vendors).status == 0
+        latest = ours.get_tuple(config("t"))
+        assert latest is not None
+        assert latest.config["configurable"]["checkpoint_id"] == further["configurable"]["checkpoint_id"]
+
+
+def test_writes_that_came_after_an_import_are_taken_in_by_the_next(
+    cli: CommandLine, settings: Settings, vendors: str
+) -> None:
+    with PostgresSaver.from_conn_string(vendors) as theirs, StateCacheSaver(settings, namespace="mine") as ours:
+        theirs.setup()
+        _play(theirs, "t")
+        at = theirs.get_tuple(config("t"))
+        assert at is not None
+        arguments = ("import", "langgraph-postgres", vendors, "--namespace", "mine", "--json")
+        assert cli(*arguments).json["same"] == 0
+        theirs.put_writes(at.config, [("messages", ["later"])], "a-task")
+        assert cli(*arguments).json["written"] == 1
+        assert _told(ours, "t") == _told(theirs, "t")
+
+
+def test_a_source_that_cannot_be_read_is_told(cli: CommandLine, vendors: str, tmp_path: Path) -> None:
+    empty = cli("import", "langgraph-postgres", vendors)
+    assert (empty.status, "holds no checkpoints of LangGraph" in empty.err) == (3, True), empty
+    for url in ("nonsense", "postgresql://u:secret@127.0.0.1:1/d", "redis://x"):
+        away = cli("import", "langgraph-postgres", url)
+        assert away.status in (2, 4), away
+        assert "secret" not in away.err
+        assert away.err.startswith("statecache: ")
+    gone = cli("import", "openai-sqlite", str(tmp_path / "none.db"))
+    assert (gone.status, "does not exist" in gone.err) == (2, True), gone
+    (tmp_path / "text.db").write_text("no database, but a text that is long enough to be taken for one" * 9)
+    sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (n)").connection.close()
+    for name in ("text.db", "other.db"):
+        strange = cli("import", "openai-sqlite", str(tmp_path / name))
+        assert (strange.status, "holds no sessions of the OpenAI Agents SDK" in strange.err) == (3, True), strange
+    for words in (("openai-sqlite",), ("openai-sqlite", "x", "--replace"), ("runs.jsonl", "more"),
+                  ("runs.jsonl", "--namespace", "n")):  # fmt: skip
+        assert cli("import", *words).status == 2
+
+
+def _add(source: Path, session: str, added: list[Any]) -> None:
+    one = SQLiteSession(session, source)
+    asyncio.run(one.add_items(added))
+    one.close()
+
+
+def test_sessions_are_taken_in_once_and_what_is_new_later(
+    cli: CommandLine, settings: Settings, sync_cache: StateCache, tmp_path: Path
+) -> None:
+    source = tmp_path / "conversations.db"
+    _add(source, "long", items(1203))
+    _add(source, "a/b", [*items(3), {"role": "user", "content": "half \ud83d"}])
+    with sqlite3.connect(source) as rows:
+        rows.execute("INSERT INTO agent_messages (session_id, message_data) VALUES ('a/b', '{not json')")
+    rows.close()
+
+    async def there(session: str) -> list[Any]:
+        async with StateCacheSession(session, settings) as one:
+            return await one.get_items()
+
+    async def gone_on(session: str) -> None:
+        async with StateCacheSession(session, settings) as one:
+            await one.add_items([{"role": "user", "content": "here"}])
+
+    tried = cli("import", "openai-sqlite", str(source), "--dry-run", "--json")
+    assert tried.json == {"sessions": 2, "written": 1207, "same": 0, "unreadable": 1, "kept": []}
+    assert asyncio.run(there("long")) == []
+    taken = cli("import", "openai-sqlite", str(source))
+    assert (taken.status, taken.out) == (0, "1,207 items of 2 sessions written, 0 there already\n")
+    assert taken.err == "statecache: 1 item left out: no JSON\n"
+    for session in ("long", "a/b"):
+        one = SQLiteSession(session, source)
+        assert asyncio.run(there(session)) == asyncio.run(one.get_items())
+        one.close()
+    _add(source, "long", items(1205, since=1203))
+    assert cli("import", "openai-sqlite", str(source)).out == "2 items of 2 sessions written, 1,207 there already\n"
+    asyncio.run(gone_on("long"))
+    _add(source, "long", items(1206, since=1205))
+    again = cli("import", "openai-sqlite", str(source))
+    assert again.status == 1
+    assert "statecache: long: left alone, for the session of this name holds something else\n" in again.err
+    assert asyncio.run(there("long"))[:-1] == items(1205)
+    assert cli("import", "openai-sqlite", str(source), "--json").json["kept"] == ["long"]
