@@ -40,6 +40,7 @@ from tests.benchmarks.measuring import Row
 from tests.benchmarks.memory import state_memory
 from tests.benchmarks.near import CALLS
 from tests.benchmarks.report import Circumstances, document, table
+from tests.benchmarks.stream import stream
 from tests.benchmarks.values import Value, short, values_of
 from tests.benchmarks.workers import workers
 
@@ -75,6 +76,8 @@ class Bench:
             yield from self._on_fresh_servers()
         if self._wants("history"):
             yield from history(self._choices.runs, self._choices.rounds)
+        if self._wants("stream"):
+            yield from stream(self._choices.runs, self._choices.rounds)
         if self._wants("import"):
             yield from importing(self._choices.rounds)
         if self._choices.wants("near"):
