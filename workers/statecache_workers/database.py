@@ -159,8 +159,11 @@ class Database:
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 await self._connection.execute("ROLLBACK")
-        except (psycopg.Error, TimeoutError, asyncio.CancelledError):
+        except (psycopg.Error, TimeoutError):
             await self.close()
+        except asyncio.CancelledError:
+            await self.close()
+            raise
 
     @contextlib.asynccontextmanager
     async def _translated(self) -> AsyncIterator[None]:

@@ -7,7 +7,6 @@ and longer. A worker that drains begins none of these commits any more, and flus
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -75,7 +74,6 @@ class Expiry:
         """End what is under way and close the connections."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])
         if self._runtime is not None:
             await self._runtime.close()

@@ -8,7 +8,6 @@ Where Postgres is away, or a lock is not to be had, it waits and tries again. It
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -126,8 +125,7 @@ class PrunePasses:
         """End what is under way and close the connection."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])
         if self._database is not None:
             await self._database.close()
 
