@@ -144,12 +144,14 @@ class SuccessiveValues:
 
         Raises PostgresUnavailable past `seconds`.
         """
-        lacking = self._lacking(changes)
-        read = await self._each(lacking, monotonic() + seconds) if lacking else {}
+        lacking, end = self._lacking(changes), monotonic() + seconds
+        read = await self._each(lacking, end) if lacking else {}
         values: list[Found] = []
         for key, stored in changes:
             place = VersionAt(key, stored.version)
             found = read[place] if place in read else self._next(place, stored)
+            if isinstance(found, HistoryDamaged) and place not in read:  # or what it is a delta to has gone meanwhile
+                found = (await self._each([place], end))[place]
             values.append(found)
             value = None if isinstance(found, HistoryDamaged) else found
             before = self._last.pop(key, (0, None))[1]
