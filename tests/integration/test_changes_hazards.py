@@ -11,16 +11,18 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, Change, CursorEnded, StateCache
+from statecache import AsyncStateCache, Change, CursorEnded, Settings, StateCache
+from statecache.core.history.values import HistoryValues
 from statecache.errors import Unavailable
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from statecache_workers import quarantine_release
 from statecache_workers.worker import Worker
-from tests.fixtures.flusher import Agents, flush
+from tests.fixtures.flusher import Agents, flush, flushing
 from tests.fixtures.servers import MakeSettings
 from tests.simulation.backups import Backup as Rows
 from tests.support.gate_world import World, world
+from tests.support.histories import conversation, growing, policy, pruned
 from tests.support.postgres_backup import Backup
 
 Psql = psycopg.Connection[Any]
@@ -229,3 +231,33 @@ async def test_a_cursor_before_what_was_deleted_says_so(
     assert reader.read(sync_cache) == [3]
     assert fresh.read(sync_cache) == [3]
     assert behind.read(sync_cache) == []
+
+
+@pytest.mark.parametrize("how", ["pruned", "erased"])
+async def test_values_that_go_while_a_page_is_read_are_no_longer_kept_and_not_damaged(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Between the rows of a page and the value that the first delta needs: the rows behind are deltas to what went."""
+    await conversation(cache, KEY, times=6)
+    await flush(worker)
+    feed = cache.changes("runs/", follow=False)
+    assert (await anext(feed)).version == 1
+    feed = cache.changes("runs/", since=feed.cursor, follow=False)
+    values, went = HistoryValues.read, list[str]()
+
+    async def goes_first(*args: Any, **more: Any) -> Any:
+        if not went:
+            went.append(how)
+            if how == "pruned":
+                policy(psql, count=2)
+                assert (await pruned(settings)).values == 4
+            else:
+                async with flushing(worker):
+                    assert (await cache.erase(KEY)).keys == (KEY,)
+        return await values(*args, **more)
+
+    monkeypatch.setattr(HistoryValues, "read", goes_first)
+    given = [(one.version, one.kept, one.value) async for one in feed]
+    assert went
+    stay = {5: growing(4), 6: growing(5)} if how == "pruned" else {}
+    assert given == [(version, version in stay, stay.get(version)) for version in range(2, 7)]

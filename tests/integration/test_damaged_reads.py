@@ -199,3 +199,33 @@ async def test_a_watcher_is_told_of_a_damaged_one_and_goes_on(
             await anext(watch)
         assert (caught.value.key, caught.value.version) == ("runs/1", 4)
         assert (await anext(watch)).key == "runs/2"
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("packed = set_byte(packed, 20, 255 - get_byte(packed, 20))", [4, 5, 6]),
+        ("digest = sha256('another')", []),
+    ],
+)
+async def test_a_listing_of_values_goes_on_behind_each_damaged_one(
+    cache: AsyncStateCache, worker: Worker, psql: Psql, damage: str, told: list[int]
+) -> None:
+    """Those behind it are read from it, so each of them is damaged as well, up to the next keyframe; or none is."""
+    for number in range(1, 9):
+        factor = 7919 if number < 7 else 104729
+        await cache.set("runs/1", {"lines": [f"{n * factor}" for n in range(200)], "number": number})
+    await flush(worker)
+    keyframes = psql.execute("SELECT version FROM change WHERE keyframe IS NULL ORDER BY 1").fetchall()
+    assert keyframes == [(1,), (7,)]
+    psql.execute(f"UPDATE change SET {damage} {ROW} 3".encode())
+    since, named, given = 1, list[int](), list[int]()
+    while len(named) < 9:
+        try:
+            given += [one.version async for one in cache.history("runs/1", since=since, values=True)]
+            break
+        except HistoryDamaged as error:
+            named.append(error.version or 0)
+            since = named[-1] + 1
+    assert named == [3, *told]
+    assert given == [version for version in range(4, 9) if version not in told]

@@ -117,8 +117,12 @@ class Database:
             await self._roll_back()
 
     async def begin(self, begin: str, statements: list[tuple[str, Any]]) -> list[list[tuple[Any, ...]]]:
-        """Begin a transaction, bounded, and run its first statements in the same round trip."""
-        opening = [(begin, None), (self.text("local_limits"), limits(self._settings.timeout_s))]
+        """Begin a transaction, bounded, and run its first statements in the same round trip.
+
+        Of one that only reads each step is bounded, not the whole: it holds up nobody, however many pages there are.
+        """
+        bounds = limits(self._settings.timeout_s) | ({"transaction": "0"} if begin == SNAPSHOT else {})
+        opening = [(begin, None), (self.text("local_limits"), bounds)]
         _, ((*_, self._pid, _),), *found = await self.exchange([*opening, *statements])
         return found
 

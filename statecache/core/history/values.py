@@ -7,6 +7,7 @@ that is read first, and what that one begins from, and so on, `ORIGINS_MAX` at m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
@@ -106,7 +107,12 @@ class HistoryValues:
             stored = _stored((0, key, *row))
             origin = None if row[5] is None else begun.get(VersionAt(row[5], row[6]))
             before = found.get(stored.version - 1)
-            found[stored.version] = _restored(VersionAt(key, stored.version), [stored], origin, before)
+            if stored.version >= first:
+                found[stored.version] = _restored(VersionAt(key, stored.version), [stored], origin, before)
+                continue
+            with suppress(HistoryDamaged):  # it is not asked for: those that build on it are compared
+                unproven = [stored._replace(digest=None)]
+                found[stored.version] = _restored(VersionAt(key, stored.version), unproven, origin, before)
         return {version: value for version, value in found.items() if version >= first}
 
     async def _chains(self, asked: Sequence[VersionAt], end: float) -> _Chains:
@@ -144,12 +150,14 @@ class SuccessiveValues:
 
         Raises PostgresUnavailable past `seconds`.
         """
-        lacking = self._lacking(changes)
-        read = await self._each(lacking, monotonic() + seconds) if lacking else {}
+        lacking, end = self._lacking(changes), monotonic() + seconds
+        read = await self._each(lacking, end) if lacking else {}
         values: list[Found] = []
         for key, stored in changes:
             place = VersionAt(key, stored.version)
             found = read[place] if place in read else self._next(place, stored)
+            if isinstance(found, HistoryDamaged) and place not in read:  # or what it is a delta to has gone meanwhile
+                found = (await self._each([place], end))[place]
             values.append(found)
             value = None if isinstance(found, HistoryDamaged) else found
             before = self._last.pop(key, (0, None))[1]

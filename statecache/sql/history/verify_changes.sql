@@ -2,7 +2,8 @@
 -- and from which other key's version it is recorded to be made; whether it was erased, up to which n its shard's changes
 -- have hashes and may have been deleted; its key's state, whose value where it is that of this change; whether anything
 -- is recorded as lost or parked where a gap says that versions are missing, and whether all changes of its commit say the
--- same time; and when that was read. A page ends where the values before are too many bytes.
+-- same time; and when that was read. A page ends where the values before are too many bytes: as they are kept, or, for they
+-- take time to be made again, a 32nd of what they come to.
 SELECT key, version, change_id, parent_change_id, epoch, n, op, value, packed, keyframe, size, digest, hash, encoding,
        schema, writer, actor, reason, gap, at, shard, erased, hashed, kept_after,
        origin, origin_version, origin_change_id, linked_at,
@@ -28,7 +29,7 @@ FROM (SELECT *, sum(weight) OVER (ORDER BY key, version) - weight AS bytes_befor
                    CASE WHEN c.gap THEN coalesce((
                        SELECT h.n FROM {schema}.change h WHERE h.key = c.key AND h.version < c.version
                        ORDER BY h.version DESC LIMIT 1), 0) END AS behind,
-                   coalesce(octet_length(c.packed), octet_length(c.value), 0)
+                   greatest(coalesce(octet_length(c.packed), octet_length(c.value), 0), coalesce(c.size, 0) / 32)
                    + CASE WHEN s.version = c.version THEN octet_length(s.value) ELSE 0 END AS weight
             FROM (SELECT * FROM {schema}.change
                   WHERE (key, version) > (%(after)s, %(after_version)s) AND key >= %(prefix)s AND key < %(beyond)s
