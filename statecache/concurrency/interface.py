@@ -162,6 +162,10 @@ class Concurrency(ABC):
         """Run statements in one exchange with Postgres, with parameters in their text, and return the rows of each."""
 
     @abstractmethod
+    async def rows_of(self, connection: Any, text: bytes) -> list[list[tuple[Any, ...]]]:
+        """Run statements that are spelled out in one exchange with Postgres, and return the rows of each."""
+
+    @abstractmethod
     async def severed(self, work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:
         """Return the result of work on a connection to Postgres; shut it if the caller is cancelled."""
 

@@ -101,8 +101,11 @@ class Tasks(Concurrency):
 
     async def rows(self, connection: Any, text: str, parameters: Mapping[str, Any]) -> list[list[tuple[Any, ...]]]:
         """Run statements in one exchange with Postgres, with parameters in their text, and return the rows of each."""
-        spelled = psycopg.AsyncClientCursor(connection).mogrify(text, parameters)
-        return rows_of(connection, await connection.wait(sent(connection, spelled.encode())))
+        return await self.rows_of(connection, psycopg.AsyncClientCursor(connection).mogrify(text, parameters).encode())
+
+    async def rows_of(self, connection: Any, text: bytes) -> list[list[tuple[Any, ...]]]:
+        """Run statements that are spelled out in one exchange with Postgres, and return the rows of each."""
+        return rows_of(connection, await connection.wait(sent(connection, text)))
 
     def dialect(self) -> Any:
         """Return redis-py's module of asynchronous connections."""

@@ -122,9 +122,12 @@ class Threads(Concurrency):
 
     async def rows(self, connection: Any, text: str, parameters: Mapping[str, Any]) -> list[list[tuple[Any, ...]]]:
         """Run statements in one exchange with Postgres, with parameters in their text, and return the rows of each."""
+        return await self.rows_of(connection, psycopg.ClientCursor(connection.plain).mogrify(text, parameters).encode())
+
+    async def rows_of(self, connection: Any, text: bytes) -> list[list[tuple[Any, ...]]]:
+        """Run statements that are spelled out in one exchange with Postgres, and return the rows of each."""
         plain = connection.plain
-        spelled = psycopg.ClientCursor(plain).mogrify(text, parameters)
-        return rows_of(plain, plain.wait(sent(plain, spelled.encode())))
+        return rows_of(plain, plain.wait(sent(plain, text)))
 
     async def severed(self, work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:  # noqa: ARG002
         """Return the result of the work: nobody cancels a thread."""

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.generators import execute
 
-from statecache import AsyncStateCache, Unavailable
+from statecache import AsyncStateCache, Settings, Unavailable
+from statecache.concurrency.exchanging import rows_of
+from statecache.core.postgres.tier import array_text, spelled_look
 from statecache.keys import KeySpace
+from statecache.sql import statement
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush
 from tests.support.dirtiness import evict
 from tests.support.polling import pause
 
 Psql = psycopg.Connection[Any]
+ODD = [
+    "runs/it's",
+    'runs/"quoted"',
+    "runs/back\\slash",
+    "runs/\\'; --",
+    "runs/%(keys)s",
+    "runs/{a,b}",
+    "runs/Ω",
+    "runs/absent",
+]
 WAITING = b"SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'state'::regclass"
 
 
@@ -41,6 +56,30 @@ async def test_misses_of_many_tasks_share_a_query_and_each_has_its_own_answer(
     assert [state and state.value for state in found] == [None if at % 2 else name for at, name in enumerate(names)]
     assert sorted(key for some in asked for key in some) == sorted(names[::2])
     assert len(asked) <= 32
+
+
+@pytest.mark.parametrize("conforming", ["on", "off"])
+async def test_keys_that_are_looked_for_are_quoted_whatever_the_server_takes_a_backslash_for(
+    cache: AsyncStateCache, worker: Worker, psql: Psql, settings: Settings, conforming: str
+) -> None:
+    for name in ODD:
+        await cache.set(name, 1)
+    await flush(worker)
+    psql.execute(f"SET standard_conforming_strings = {conforming}".encode())
+    texts = {"shards": array_text([0]), "keys": array_text([*ODD, "runs/nowhere"]), "statement": "900ms"}
+    names = ("watermarks", "state_keys", "lost_keys")
+    text = spelled_look(psql.pgconn, names, settings.postgres_schema, texts)
+    psql.pgconn.send_query(text)
+    (limits,), (shard, *_), states, lost = rows_of(psql, psql.wait(execute(psql.pgconn)))
+    assert (limits, shard[0]) == (("900ms", False), 0)
+    assert sorted(key for (key,) in states) == sorted(ODD)
+    assert lost == []
+
+
+def test_statements_that_look_hold_no_percent_sign_but_in_what_they_are_given(settings: Settings) -> None:
+    """Nothing undoubles one, as psycopg does."""
+    for name in ("look_limits", "watermarks", "state_keys", "lost_keys"):
+        assert "%" not in re.sub(r"%\(\w+\)s", "", statement(name, settings.postgres_schema))
 
 
 async def test_the_server_ends_a_statement_whose_time_is_up(

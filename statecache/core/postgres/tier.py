@@ -11,14 +11,16 @@ has flushed since. Every transaction asks what it met, for behind a pooler a ser
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import errors as pg
+from psycopg.pq import Escaping
 
 from statecache.backoff import LATE_S, Backoff
 from statecache.clock import monotonic
@@ -31,6 +33,8 @@ from statecache.settings import masked, pin_difference
 from statecache.sql import CODE, statement
 
 if TYPE_CHECKING:
+    from psycopg.pq.abc import PGconn
+
     from statecache.concurrency import Slot
     from statecache.keys import KeySpace
     from statecache.settings import Settings
@@ -43,6 +47,7 @@ _MISFITS = (
 )  # fmt: skip
 _LOOKING = frozenset(("watermarks", "state_keys", "lost_keys"))
 """Statements that give no times, read no ranges, and take arrays alone: less has to be set for them, and spelled."""
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 _MIGRATE = "Run `statecache migrate`."
 _GRANT = "Grant this role what it needs."
 _ANEW = "Where it was made anew, for the one before is lost for good, `statecache doctor` says which command to run."
@@ -53,6 +58,23 @@ def array_text(values: Sequence[str | int]) -> str:
     """Return texts or numbers as Postgres reads an array; psycopg takes longer for a list than for all the rest."""
     spelled = [str(one).replace("\\", "\\\\").replace('"', '\\"') for one in values]
     return '{"' + '","'.join(spelled) + '"}' if spelled else "{}"
+
+
+@cache
+def _look_parts(names: tuple[str, ...], schema: str) -> list[str]:
+    """Return the text of statements that look, in parts: every second one is the name of what stands there."""
+    return _PLACEHOLDER.split(";\n".join(statement(name, schema) for name in ("look_limits", *names)))
+
+
+def spelled_look(pgconn: PGconn, names: tuple[str, ...], schema: str, texts: Mapping[str, str]) -> bytes:
+    """Return statements that look with these texts as literals; psycopg's cursor takes several times as long.
+
+    Libpq quotes each as the connection needs it, whatever the server takes a backslash for.
+    """
+    quote = Escaping(pgconn).escape_literal
+    literals = {name: quote(text.encode()) for name, text in texts.items()}
+    parts = _look_parts(names, schema)
+    return b"".join([literals[part] if at % 2 else part.encode() for at, part in enumerate(parts)])
 
 
 class Session:
@@ -228,16 +250,11 @@ class PostgresTier:
         self, session: Session, names: Sequence[str], parameters: Mapping[str, Any], seconds: float
     ) -> list[list[Row]]:
         connection = session.connection
-        limits = "read_limits"
-        if _LOOKING.issuperset(names):
-            limits, parameters = "look_limits", {name: array_text(values) for name, values in parameters.items()}
-        text = ";\n".join(statement(name, self._settings.postgres_schema) for name in (limits, *names))
         limit = self.io.timeout(seconds + _GRACE_S, connection)
         whole, begun = False, monotonic()
         try:
             async with limit, session:
-                bounded = {**parameters, "statement": milliseconds(seconds)}
-                (met, *_), *found = await self.io.rows(connection, text, bounded)
+                (met, *_), *found = await self._found(connection, names, parameters, milliseconds(seconds))
                 if not self._standby_too and met[-1]:
                     raise self._standby()
             whole, session.heard_at = True, monotonic()
@@ -258,6 +275,18 @@ class PostgresTier:
             if not whole:
                 await session.close()
         return found
+
+    async def _found(
+        self, connection: Any, names: Sequence[str], parameters: Mapping[str, Any], statement_timeout: str
+    ) -> list[list[Row]]:
+        """Return the rows of what bounds the statements, and of each of them."""
+        schema = self._settings.postgres_schema
+        if _LOOKING.issuperset(names):
+            texts = {name: array_text(values) for name, values in parameters.items()}
+            texts["statement"] = statement_timeout
+            return await self.io.rows_of(connection, spelled_look(connection.pgconn, tuple(names), schema, texts))
+        text = ";\n".join(statement(name, schema) for name in ("read_limits", *names))
+        return await self.io.rows(connection, text, {**parameters, "statement": statement_timeout})
 
     def misfit(self, error: psycopg.Error, hint: str, *, worked: bool) -> PostgresUnavailable | ConfigurationError:
         """Return the error for a statement that the schema, or a right there, does not fit.
