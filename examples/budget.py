@@ -43,7 +43,7 @@ def agent(key: str, name: str) -> None:
             while True:
                 budgets.update(key, lambda budget: budget.spend(name))
         except Overspent:
-            print(f"{name}: the budget is used up", flush=True)
+            print(f"{name}: the budget is used up\n", end="", flush=True)  # one write: others print beside it
 
 
 def main() -> None:
