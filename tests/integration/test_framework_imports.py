@@ -17,7 +17,7 @@ from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.types import Command
 
 from statecache import Settings, StateCache
-from statecache.adapters.langgraph import StateCacheSaver
+from statecache.adapters.langgraph import StateCacheSaver, importing
 from statecache.adapters.openai_agents import StateCacheSession
 from tests.support.command_line import CommandLine
 from tests.support.langgraph_stories import builder, config, outer
@@ -91,6 +91,7 @@ def test_an_import_that_was_cut_off_goes_on_and_never_turns_a_thread_back(
         theirs.setup()
         for answers in ((), ("yes",)):
             _play(theirs, "t", *answers)
+        monkeypatch.setattr(importing, "_NEXT", importing._NEXT.replace("LIMIT 1000", "LIMIT 2"))
         put, left = StateCacheSaver.put, [None] * 2
 
         def cut(self: Any, *args: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from statecache import AsyncStateCache, Settings, UsageError
 from statecache.adapters.clients import Clients
 from statecache.adapters.event_loops import LoopEnded, until_done
+from tests.support.polling import pause_thread
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_who_waits_for_a_loop_that_ends_is_told(loop: asyncio.AbstractEventLoop)
 def test_what_a_loop_never_began_is_told_and_leaves_no_warning(loop: asyncio.AbstractEventLoop) -> None:
     loop.call_soon_threadsafe(loop.stop)
     while loop.is_running():
-        pass
+        pause_thread()
     with pytest.raises(LoopEnded):
         until_done(loop, _seven())
     loop.close()

@@ -84,6 +84,17 @@ def test_what_ends_its_process_fails_once_and_the_rest_of_its_file_runs(tmp_path
     assert ("in test_ends" in done.stderr) == (text is HANGS)
 
 
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_files_of_one_test_run_to_the_end_though_a_process_ended(tmp_path: Path, others: int) -> None:
+    """A process keeps its last test until it is told that none comes behind it."""
+    names = ["test_a.py", *(f"test_b{number}.py" for number in range(others))]
+    (tmp_path / names[0]).write_text(ENDS_ITS_PROCESS)
+    for name in names[1:]:
+        (tmp_path / name).write_text("def test_one(): pass\n")
+    done = _run(tmp_path, *names)
+    assert f"1 failed, {1 + others} passed" in done.stdout, done.stdout + done.stderr
+
+
 def test_what_takes_longest_comes_first_and_the_rest_stays_in_order() -> None:
     names = ["tests/unit/test_b.py", "tests/unit/test_a.py", "tests/integration/test_a.py", LONGEST[1], LONGEST[0]]
     items: list[Any] = [SimpleNamespace(nodeid=f"{name}::test") for name in names]

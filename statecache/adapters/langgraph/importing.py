@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psycopg
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, get_checkpoint_id
 
 from statecache import ConfigurationError, PostgresUnavailable, UsageError
@@ -21,7 +22,10 @@ from statecache.adapters.langgraph.saver import StateCacheSaver
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
 
-_EVERY = "SELECT thread_id, checkpoint_ns, checkpoint_id FROM checkpoints ORDER BY 1, 2, 3"
+_NEXT = """
+SELECT thread_id, checkpoint_ns, checkpoint_id FROM checkpoints
+WHERE (thread_id, checkpoint_ns, checkpoint_id) > (%s, %s, %s) ORDER BY 1, 2, 3 LIMIT 1000
+"""
 
 
 class ImportedThreads(msgspec.Struct, kw_only=True):
@@ -72,15 +76,9 @@ def postgres_checkpoints(url: str) -> Iterator[tuple[BaseCheckpointSaver[Any], I
             "an import from LangGraph's Postgres needs the package langgraph-checkpoint-postgres",
             hint="pip install langgraph-checkpoint-postgres",
         ) from error
-    import psycopg
-
     try:
-        with (
-            PostgresSaver.from_conn_string(url) as source, psycopg.connect(url) as connection,
-            connection.cursor(name="statecache_import") as names,
-        ):  # fmt: skip
-            names.execute(_EVERY)
-            yield source, (_config(*row) for row in names)
+        with PostgresSaver.from_conn_string(url) as source, psycopg.connect(url, autocommit=True) as names:
+            yield source, _every(names)
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
         raise ConfigurationError(
             "this database holds no checkpoints of LangGraph's Postgres saver, or those of an early release of it",
@@ -91,7 +89,14 @@ def postgres_checkpoints(url: str) -> Iterator[tuple[BaseCheckpointSaver[Any], I
             raise
         raise UsageError("this is no URL of a Postgres", hint="postgresql://USER@HOST/DATABASE") from error
     except psycopg.OperationalError as error:
-        raise PostgresUnavailable("connect", detail=str(error)) from error
+        raise PostgresUnavailable("connect", detail=f"what is taken in: {error}") from error
+
+
+def _every(names: psycopg.Connection[tuple[str, str, str]]) -> Iterator[RunnableConfig]:
+    """Yield what names each checkpoint, by pages: a transaction that waited for the import would hold up vacuum."""
+    page = [("", "", "")]
+    while page := names.execute(_NEXT, page[-1]).fetchall():
+        yield from (_config(*row) for row in page)
 
 
 def _config(thread_id: str, checkpoint_ns: str, checkpoint_id: str | None = None) -> RunnableConfig:

@@ -36,22 +36,30 @@ class Asked(NamedTuple):
         return named | {"durability": self.durability}
 
 
+class Taken(NamedTuple):
+    """What was taken in: its counts, of which things of how many others they are, and what is to be told beside."""
+
+    done: Any
+    noun: str
+    of: str
+    notes: list[str]
+    finding: bool = False
+
+
 def take_in_from(source: str, asked: Asked, *, as_json: bool) -> int:
     """Take in what one of FRAMEWORKS keeps, tell what came of it, and return the exit status."""
-    done, what, of = FRAMEWORKS[source](asked)
+    done, noun, of, notes, finding = FRAMEWORKS[source](asked)
     if as_json:
         print_json(done)
-        return FINDING if getattr(done, "kept", None) else OK
-    would = "would be " if asked.dry_run else ""
-    say(f"{counted(done.written, what)} of {of} {would}written, {done.same:,} there already")
-    if unreadable := getattr(done, "unreadable", 0):
-        tell(f"{counted(unreadable, what)} left out: no JSON")
-    for name in getattr(done, "kept", ()):
-        tell(f"{plain(name)}: left alone, for the session of this name holds something else")
-    return FINDING if getattr(done, "kept", None) else OK
+    else:
+        would = "would be " if asked.dry_run else ""
+        say(f"{counted(done.written, noun)} of {of} {would}written, {done.same:,} there already")
+        for note in notes:
+            tell(note)
+    return FINDING if finding else OK
 
 
-def _langgraph(asked: Asked) -> tuple[Any, str, str]:
+def _langgraph(asked: Asked) -> Taken:
     from statecache.adapters.langgraph import StateCacheSaver
     from statecache.adapters.langgraph.importing import import_checkpoints, postgres_checkpoints
 
@@ -61,10 +69,10 @@ def _langgraph(asked: Asked) -> tuple[Any, str, str]:
         Counting("importing checkpoints") as progress,
     ):
         done = import_checkpoints(configs, source, target, dry_run=asked.dry_run, progress=progress)
-    return done, "checkpoint", counted(done.threads, "thread")
+    return Taken(done, "checkpoint", counted(done.threads, "thread"), [])
 
 
-def _openai(asked: Asked) -> tuple[Any, str, str]:
+def _openai(asked: Asked) -> Taken:
     from statecache.adapters.openai_agents.importing import import_sessions, sqlite_sessions
 
     async def run() -> Any:
@@ -76,10 +84,13 @@ def _openai(asked: Asked) -> tuple[Any, str, str]:
                 )  # fmt: skip
 
     done = asyncio.run(run())
-    return done, "item", counted(done.sessions, "session")
+    notes = [f"{plain(name)}: left alone, for the session of this name holds something else" for name in done.kept]
+    if done.unreadable:
+        notes.insert(0, f"{counted(done.unreadable, 'item')} left out: no JSON")
+    return Taken(done, "item", counted(done.sessions, "session"), notes, finding=bool(done.kept))
 
 
-FRAMEWORKS: dict[str, Callable[[Asked], tuple[Any, str, str]]] = {
+FRAMEWORKS: dict[str, Callable[[Asked], Taken]] = {
     "langgraph-postgres": _langgraph,
     "openai-sqlite": _openai,
 }
