@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any
 
@@ -11,12 +12,17 @@ import pytest
 from statecache import AsyncStateCache, HistoryDamaged, Settings, VersionNotFound
 from statecache_workers import origins, quarantine_release
 from statecache_workers.flusher import Flusher
+from statecache_workers.prune_by_hand import prune
 from statecache_workers.verification import verify
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, MakeWorker, flush, flushing, rows
 
-KEY, NEW = "runs/42", "runs/43"
+KEY, NEW, LAST = "runs/42", "runs/43", "runs/44"
 LONG = [f"this is what was said in step {number}, and it is some words long" for number in range(40)]
+HARD = [sha256(word.encode()).hexdigest() for word in LONG]
+"""What does not compress by itself, so that the next version is a delta."""
+OTHER_DIGEST = "UPDATE change SET digest = sha256('another') WHERE key = 'runs/42' AND version = 2"
+DAMAGED = "^Version {} of '{}' cannot be read [^:]*: version 2 of 'runs/42', which it is made from, is damaged: "
 Psql = psycopg.Connection[Any]
 LINKS = "SELECT key, version, origin, origin_version FROM branch ORDER BY key, version"
 TAKEN = "SELECT 1 FROM change WHERE key = 'runs/42' AND version = 2 FOR UPDATE"
@@ -147,6 +153,83 @@ async def test_what_is_lost_of_the_origin_later_is_told_and_is_no_wrong_value(
     state = await origin.get(NEW, read="fenced")
     assert state is not None
     assert state.value == [9, *LONG]
+
+
+@pytest.fixture
+async def branches(cache: AsyncStateCache, worker: Worker, psql: Psql) -> AsyncStateCache:
+    """A client, and what branched in a row from the second version of a key, each kept as a delta; it has gone on."""
+    for number in (1, 2, 3):
+        await cache.set(KEY, [number, *HARD])
+        await flush(worker)
+    for key, new, at in ((KEY, NEW, 2), (NEW, LAST, 1)):
+        await cache.branch(key, new, at=at)
+        await flush(worker)
+    for number in (8, 9):
+        await cache.set(NEW, [number, *HARD])
+        await flush(worker)
+    assert [_kept(psql, key) for key in (KEY, NEW, LAST)] == [["whole", "delta", "delta"], ["delta"] * 3, ["delta"]]
+    return cache
+
+
+async def test_branches_are_read_whose_origin_is_damaged_in_nothing_but_its_digest(
+    branches: AsyncStateCache, psql: Psql, settings: Settings
+) -> None:
+    psql.execute(OTHER_DIGEST)
+    for key in (NEW, LAST):
+        await _holds(branches, [2, *HARD], key)
+    await _holds(branches, [9, *HARD], NEW, 3)
+    await _holds(branches, [3, *HARD], KEY, 3)
+    async with branches.changes(NEW, follow=False) as feed:
+        assert [change.value async for change in feed] == [[number, *HARD] for number in (2, 8, 9)]
+    with pytest.raises(HistoryDamaged, match=f"^Version 2 of '{KEY}' .* its hash does not fit"):
+        await branches.get_at(KEY, version=2)
+    _, faults = await verify(settings)
+    assert {(one.key, one.version) for one in faults} == {(KEY, 2)}
+
+
+async def test_versions_of_a_branch_are_let_go_whose_origin_is_damaged_in_nothing_but_its_digest(
+    branches: AsyncStateCache, worker: Worker, psql: Psql, settings: Settings
+) -> None:
+    await branches.delete(LAST)
+    await flush(worker)
+    psql.execute("UPDATE change SET value = NULL, packed = NULL WHERE key = %s AND version = 1", [LAST])
+    psql.execute(OTHER_DIGEST)
+    psql.execute(
+        "INSERT INTO retention (name, history, max_count, changed_by, changed_at)"
+        " VALUES ('runs', 'full', 2, 'test', now() - interval '1 hour')"
+    )
+    await prune(settings, "runs", dry_run=False)
+    assert _kept(psql) == ["not kept", "whole", "delta"]
+    assert _kept(psql, KEY) == ["whole", "delta", "delta"], "what is damaged is left alone"
+    for number in (8, 9):
+        await _holds(branches, [number, *HARD], NEW, number - 6)
+
+
+@pytest.mark.parametrize("also", ["", ", digest = sha256('another')"])
+async def test_what_cannot_be_read_of_a_branch_names_what_it_is_made_from_where_that_is_damaged(
+    branches: AsyncStateCache, psql: Psql, settings: Settings, also: str
+) -> None:
+    psql.execute(
+        f"UPDATE change SET packed = set_byte(packed, 9, 7) {also} WHERE key = '{KEY}' AND version = 2".encode()
+    )
+    for key in (NEW, LAST):
+        with pytest.raises(HistoryDamaged, match=DAMAGED.format(1, key)):
+            await branches.get_at(key, version=1)
+    _, faults = await verify(settings)
+    assert {(one.key, one.version) for one in faults} >= {(KEY, 2), (NEW, 1), (LAST, 1)}
+
+
+async def test_a_branch_without_a_digest_is_not_read_behind_an_origin_that_is_not_proven(
+    branches: AsyncStateCache, psql: Psql
+) -> None:
+    psql.execute(OTHER_DIGEST)
+    psql.execute("UPDATE change SET digest = NULL, hash = NULL WHERE key = %s", [NEW])
+    for version in (1, 2, 3):
+        with pytest.raises(HistoryDamaged, match=DAMAGED.format(version, NEW)):
+            await branches.get_at(NEW, version=version)
+        with pytest.raises(HistoryDamaged, match=DAMAGED.format(version, NEW)):
+            assert [one async for one in branches.history(NEW, since=version, values=True)]
+    await _holds(branches, [2, *HARD], LAST)
 
 
 async def test_small_values_and_those_behind_a_parent_are_kept_as_ever(

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from statecache.core.history.values import HistoryValues, VersionAt
+from statecache.core.history.values import Base, HistoryValues, VersionAt
 from statecache.history import DELTAS_MAX, Damage
-from statecache.history_errors import HistoryDamaged
 from statecache.keys import beyond_prefix
 from statecache.rules.pins import Pin, checkpoints_of, is_pinned, pin_of
 from statecache.rules.pruning import Content, Held, Plan, Rewrite, plan, prove, rewritten
@@ -322,11 +321,11 @@ class Pruner:
         origins: dict[Run, bytes | None] = {}
         for key, first, *_, origin, version in rows:
             place, run = VersionAt(origin, version), Run(key, first)
-            try:
-                read = await HistoryValues(fetch).read([place], seconds=self._seconds) if origin is not None else {}
-            except HistoryDamaged as error:
-                raise _Broken(run, str(error)) from error
-            origins[run] = read.get(place)
+            read = await HistoryValues(fetch).bases([place], seconds=self._seconds) if origin is not None else {}
+            base = read.get(place, Base(None))
+            if base.value is None and base.damage is not None:
+                raise _Broken(run, str(base.damage)) from base.damage
+            origins[run] = base.value
         return origins
 
     async def _write(self, transaction: Transaction, rewrites: Mapping[Run, Sequence[Rewrite]]) -> None:

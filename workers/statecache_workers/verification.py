@@ -20,7 +20,6 @@ from statecache.clock import monotonic
 from statecache.core.history.values import HistoryValues, VersionAt
 from statecache.core.postgres.tier import PostgresTier
 from statecache.history import is_delta_to_origin
-from statecache.history_errors import HistoryDamaged
 from statecache.keys import KeySpace, beyond_prefix
 from statecache.model import ChangeRecord, ChangeSet, Position
 from statecache.rules.chains import ChainRow, Counts, Fault, MadePin, StateRow, Walk
@@ -174,16 +173,14 @@ class Verification:
         return [Row(*row) for row in rows]
 
     async def _origins(self, transaction: Transaction, page: Sequence[Row]) -> dict[VersionAt, bytes | None]:
-        """Return the values of other keys that branches began with, as far as they can be read."""
+        """Return the values of other keys that branches began with; what is wrong with one is told where it is."""
 
         async def fetch(name: str, parameters: Mapping[str, Any], **_: float) -> Sequence[Sequence[Any]]:
             return (await transaction.run(Call(name, parameters)))[0]
 
-        values, read = HistoryValues(fetch), dict[VersionAt, bytes | None]()
-        for place in dict.fromkeys(row.begins_at for row in page if row.begins_at is not None):
-            with contextlib.suppress(HistoryDamaged):  # which is told where it is
-                read |= await values.read([place], seconds=self._seconds)
-        return read
+        asked = list(dict.fromkeys(row.begins_at for row in page if row.begins_at is not None))
+        bases = await HistoryValues(fetch).bases(asked, seconds=self._seconds)
+        return {place: base.value for place, base in bases.items()}
 
     async def _due(self, transaction: Transaction, page: Sequence[Row]) -> dict[VersionAt, Due]:
         """Return what changes say that they were made from, and what of that is there."""

@@ -1,13 +1,14 @@
 """Values of changes, made again from what Postgres keeps of them: see `statecache.history` for the forms.
 
 Any version is one range of the index, from its keyframe on. A branch begins with a delta to its origin in another key:
-that is read first, and what that one begins from, and so on, `ORIGINS_MAX` at most.
+that is read first, and what that one begins from, and so on, `ORIGINS_MAX` at most. A value that is what its own digest
+says is right, whatever the digests of those that it is a delta to say. Where it is not, the error also names the first
+of them whose digest does not fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
@@ -42,6 +43,16 @@ class VersionAt(NamedTuple):
 
 Found = bytes | HistoryDamaged | None
 """A value, None where it is no longer kept, or why it cannot be read."""
+
+
+class Base(NamedTuple):
+    """What another value is a delta to: its bytes, as far as there are any, and why they may be wrong."""
+
+    value: bytes | None
+    damage: HistoryDamaged | None = None
+
+
+_NOTHING = Base(None)
 _Chains = dict[VersionAt, tuple[list[Stored], VersionAt | None]]
 """Of each version what is kept from its keyframe on, and from where that began as a branch."""
 
@@ -81,9 +92,9 @@ class HistoryValues:
     async def _values(self, chains: _Chains, end: float) -> dict[VersionAt, bytes | None]:
         found: dict[VersionAt, bytes | None] = {}
         origins = {place: origin for place, (_, origin) in chains.items() if origin is not None}
-        values = await self._origins(list(origins.values()), end) if origins else {}
+        bases = await self._bases(list(origins.values()), end) if origins else {}
         for place, (chain, origin) in chains.items():
-            found[place] = _restored(place, chain, None if origin is None else values.get(origin))
+            found[place] = _restored(place, chain, _NOTHING if origin is None else bases.get(origin, _NOTHING))
         return found
 
     async def read_range(self, key: str, first: int, last: int, *, seconds: float) -> dict[int, bytes | None]:
@@ -101,19 +112,25 @@ class HistoryValues:
         asked = {"key": key, "first": first, "last": last}
         rows = await self._fetch("history_range", asked, seconds=max(end - monotonic(), 0.001))
         origins = [VersionAt(row[5], row[6]) for row in rows if row[5] is not None]
-        begun = await self._origins(origins, end) if origins else {}
-        found: dict[int, bytes | None] = {}
+        bases = await self._bases(origins, end) if origins else {}
+        found: dict[int, Base] = {}
         for row in rows:
             stored = _stored((0, key, *row))
-            origin = None if row[5] is None else begun.get(VersionAt(row[5], row[6]))
-            before = found.get(stored.version - 1)
-            if stored.version >= first:
-                found[stored.version] = _restored(VersionAt(key, stored.version), [stored], origin, before)
-                continue
-            with suppress(HistoryDamaged):  # it is not asked for: those that build on it are compared
-                unproven = [stored._replace(digest=None)]
-                found[stored.version] = _restored(VersionAt(key, stored.version), unproven, origin, before)
-        return {version: value for version, value in found.items() if version >= first}
+            origin = _NOTHING if row[5] is None else bases.get(VersionAt(row[5], row[6]), _NOTHING)
+            before = found.get(stored.version - 1, _NOTHING) if is_delta(stored.packed) else _NOTHING
+            place = VersionAt(key, stored.version)
+            if stored.version < first:  # it is not asked for
+                found[stored.version] = _base(place, [stored], origin, before)
+            else:
+                found[stored.version] = Base(_restored(place, [stored], origin, before))
+        return {version: base.value for version, base in found.items() if version >= first}
+
+    async def bases(self, asked: Sequence[VersionAt], *, seconds: float) -> dict[VersionAt, Base]:
+        """Return what others are deltas to, as far as these are there, damaged or not.
+
+        Raises PostgresUnavailable past `seconds`.
+        """
+        return await self._bases(asked, monotonic() + seconds)
 
     async def _chains(self, asked: Sequence[VersionAt], end: float) -> _Chains:
         chains: _Chains = {}
@@ -124,7 +141,7 @@ class HistoryValues:
             chains |= _chains_of(some, await self._fetch("history_values", columns, seconds=left))
         return chains
 
-    async def _origins(self, asked: Sequence[VersionAt], end: float) -> dict[VersionAt, bytes | None]:
+    async def _bases(self, asked: Sequence[VersionAt], end: float) -> dict[VersionAt, Base]:
         """Return the values from which branches began; each may lie in a branch itself."""
         read: _Chains = {}
         wanted = list(dict.fromkeys(asked))
@@ -134,7 +151,7 @@ class HistoryValues:
             wanted = [one for one in dict.fromkeys(ahead) if one is not None and one not in read]
             if not wanted:
                 break
-        return _values_of(read)
+        return _bases_of(read)
 
 
 class SuccessiveValues:
@@ -197,20 +214,20 @@ class SuccessiveValues:
             return HistoryDamaged(place.key, place.version, reason=str(error))
 
 
-def _values_of(read: _Chains) -> dict[VersionAt, bytes | None]:
+def _bases_of(read: _Chains) -> dict[VersionAt, Base]:
     """Return the values of what was read, each behind that from which it began: that may be among these as well."""
-    values: dict[VersionAt, bytes | None] = {}
+    bases: dict[VersionAt, Base] = {}
 
-    def value_of(place: VersionAt | None) -> bytes | None:
-        if place is not None and place in read and place not in values:
-            values[place] = None  # for a reference that leads back to where it begins
+    def base_of(place: VersionAt | None) -> Base:
+        if place is not None and place in read and place not in bases:
+            bases[place] = _NOTHING  # for a reference that leads back to where it begins
             chain, origin = read[place]
-            values[place] = _restored(place, chain, value_of(origin))
-        return None if place is None else values.get(place)
+            bases[place] = _base(place, chain, base_of(origin))
+        return _NOTHING if place is None else bases.get(place, _NOTHING)
 
     for one in read:
-        value_of(one)
-    return values
+        base_of(one)
+    return bases
 
 
 def _chains_of(asked: Sequence[VersionAt], rows: Sequence[Row]) -> _Chains:
@@ -233,12 +250,30 @@ def _stored(row: Row) -> Stored:
     )
 
 
-def _restored(
-    place: VersionAt, chain: Sequence[Stored], origin: bytes | None, before: bytes | None = None
-) -> bytes | None:
+def _base(place: VersionAt, chain: Sequence[Stored], origin: Base, before: Base = _NOTHING) -> Base:
+    """Return a version for those that build on it, whose digests are compared: its own alone may be what is wrong."""
     try:
-        return restored(chain, origin=origin, before=before)
+        return Base(_restored(place, chain, origin, before))
+    except HistoryDamaged as error:
+        damage = origin.damage or before.damage or error
+        unproven = [*chain[:-1], *(one._replace(digest=None) for one in chain[-1:])]
+        try:
+            return Base(restored(unproven, origin=origin.value, before=before.value), damage)
+        except (NotKept, Damage):
+            return Base(None, damage)
+
+
+def _restored(place: VersionAt, chain: Sequence[Stored], origin: Base, before: Base = _NOTHING) -> bytes | None:
+    damage = origin.damage or before.damage
+    try:
+        value = restored(chain, origin=origin.value, before=before.value)
+        if damage is not None and chain[-1].value is None and chain[-1].digest is None:
+            raise Damage("it has no digest")
     except NotKept:
         return None
     except Damage as error:
-        raise HistoryDamaged(place.key, place.version, reason=str(error)) from error
+        why = str(error)
+        if damage is not None:
+            why = f"version {damage.version} of {damage.key!r}, which it is made from, is damaged: {damage.reason}"
+        raise HistoryDamaged(place.key, place.version, reason=why) from error
+    return value

@@ -37,15 +37,15 @@ HISTORIES = {
     "keyframe of a range": Mutant(
         "a range of versions is read as if each were built on the one before the last",
         "statecache/core/history/values.py",
-        "before = found.get(stored.version - 1)",
-        "before = found.get(stored.version - 2)",
+        "before = found.get(stored.version - 1, _NOTHING)",
+        "before = found.get(stored.version - 2, _NOTHING)",
         by="history",
     ),
     "origins in a row": Mutant(
         "what branched from one another in a row is read together as if each stood behind its origin",
         "statecache/core/history/values.py",
-        "            values[place] = _restored(place, chain, value_of(origin))\n",
-        "            values[place] = _restored(place, chain, None if origin is None else values.get(origin))\n",
+        "            bases[place] = _base(place, chain, base_of(origin))\n",
+        "            bases[place] = _base(place, chain, _NOTHING if origin is None else bases.get(origin, _NOTHING))\n",
         by="scenarios row",
     ),
     "branch read from its origin": Mutant(
