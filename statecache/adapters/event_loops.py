@@ -83,18 +83,26 @@ class LoopClients:
 
     async def close(self) -> None:
         """Close the clients that were made: of this event loop, of those that run, and of those that may run again."""
-        with self._mutex:
-            self._closed = self._closed or self._settings is not None
-            made = [(loop, one.keeper) for loop, one in [*self._made.items()]]
         here = asyncio.get_running_loop()
-        for loop, keeper in made:
+        for loop, keeper in self._given_up():
             if loop is here:
                 await _ended(keeper)
-            elif loop.is_running():
-                with suppress(LoopEnded):  # which has cancelled the keeper as well
-                    await asyncio.to_thread(until_done, loop, _ended(keeper))
-            elif not loop.is_closed():
-                await asyncio.to_thread(_end_idle, loop, keeper)
+            else:
+                await asyncio.to_thread(_end, loop, keeper)
+
+    def close_from_thread(self) -> None:
+        """Do what `close` does, without awaiting: the client of an event loop that runs here closes soon after."""
+        here = running_loop()
+        for loop, keeper in self._given_up():
+            if loop is here:
+                keeper.cancel()
+            else:
+                _end(loop, keeper)
+
+    def _given_up(self) -> list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]]:
+        with self._mutex:
+            self._closed = self._closed or self._settings is not None
+            return [(loop, one.keeper) for loop, one in [*self._made.items()]]
 
     def _client(self, cache: AsyncStateCache) -> Client:
         view = cache.namespace(self._namespace, **self._policy)
@@ -159,6 +167,14 @@ def until_done(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T
             coroutine.close()
 
 
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that this is called in; None where there is none."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 async def is_applied(view: AsyncNamespace[Any], unknown: OutcomeUnknown, name: str) -> bool:
     """Return whether a commit whose answer was lost is applied; raise that where nobody knows."""
     verdict = (await view.outcome(unknown.change_id, name)).verdict
@@ -181,9 +197,13 @@ async def _ended(keeper: asyncio.Task[None]) -> None:
     await asyncio.wait([keeper])
 
 
-def _end_idle(loop: asyncio.AbstractEventLoop, keeper: asyncio.Task[None]) -> None:
-    """End a keeper in an event loop that is between two runs, as `Runner.run_sync` leaves its own."""
-    with suppress(RuntimeError):  # another thread runs it by now, or has closed it
+def _end(loop: asyncio.AbstractEventLoop, keeper: asyncio.Task[None]) -> None:
+    """End a keeper in an event loop that another thread runs, or that is between two runs, as `Runner` leaves it."""
+    if loop.is_running():
+        with suppress(LoopEnded):  # which has cancelled the keeper as well
+            until_done(loop, _ended(keeper))
+        return
+    with suppress(RuntimeError):  # it is closed, another thread runs it by now, or this one runs another
         ended = _ended(keeper)
         try:
             loop.run_until_complete(ended)

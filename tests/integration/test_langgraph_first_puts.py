@@ -67,7 +67,11 @@ def vouched(saver: StateCacheSaver, cache: AsyncStateCache, verbs: list[list[str
 
             return commit
 
-    saver._clients._views[id(cache)] = Noting(cache.namespace("langgraph"), None, 0)
+    view: Any = Noting(cache.namespace("langgraph"), None, 0)
+    loops = saver._clients._loops
+    assert loops is not None
+    assert loops._given is not None
+    loops._given = loops._given._replace(view=view)
 
 
 async def test_each_but_the_first_put_of_a_thread_vouches_for_its_checkpoint(

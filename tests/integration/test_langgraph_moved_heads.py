@@ -46,7 +46,11 @@ async def test_a_thread_that_moves_on_during_each_exchange_of_a_read_is_never_sa
 
             return get_many
 
-    saver._clients._views[id(cache)] = Moving(cache.namespace("langgraph"), None, 0)
+    view: Any = Moving(cache.namespace("langgraph"), None, 0)
+    loops = saver._clients._loops
+    assert loops is not None
+    assert loops._given is not None
+    loops._given = loops._given._replace(view=view)
     found = await saver.aget_tuple(config("42"))
     assert found is not None
     assert len(known) > 1

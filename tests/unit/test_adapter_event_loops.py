@@ -100,3 +100,57 @@ def test_a_call_of_an_adapter_in_a_thread_is_told_that_its_loop_ended(
     (raised,) = _ended_meanwhile(loop, lambda: clients.run(iter(())), begun)  # type: ignore[arg-type]
     assert isinstance(raised, UsageError)
     assert "ended while a thread waited" in str(raised)
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.AbstractEventLoop]:
+    """In which event loops a client was closed."""
+    loops = list[asyncio.AbstractEventLoop]()
+
+    async def close(_: AsyncStateCache) -> None:
+        loops.append(asyncio.get_running_loop())
+
+    monkeypatch.setattr(AsyncStateCache, "close", close)
+    return loops
+
+
+async def _made_here(clients: Clients) -> None:
+    assert clients._loops is not None
+    assert clients._loops.here() is clients._loops.here()
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+def test_clients_of_event_loops_that_run_are_idle_or_have_ended_are_closed_in_these(
+    loop: asyncio.AbstractEventLoop, closed: list[asyncio.AbstractEventLoop], awaited: bool
+) -> None:
+    clients, idle = Clients(Settings(), "n", {}, of="store", awaited="aget"), asyncio.new_event_loop()
+    idle.run_until_complete(_made_here(clients))
+    asyncio.run(_made_here(clients))
+    until_done(loop, _made_here(clients))
+    (ended,) = closed
+    assert ended.is_closed()
+    if awaited:
+        asyncio.run(clients.aclose())
+    else:
+        clients.close()
+    assert {*closed[1:]} == {idle, loop}
+    idle.close()
+    with pytest.raises(UsageError, match="the store is closed"):
+        asyncio.run(_made_here(clients))
+    clients.close()
+    assert len(closed) == 3
+
+
+def test_a_client_is_closed_soon_by_a_call_that_is_not_awaited_in_its_own_event_loop(
+    closed: list[asyncio.AbstractEventLoop],
+) -> None:
+    async def closes() -> None:
+        clients = Clients(Settings(), "n", {}, of="store", awaited="aget")
+        await _made_here(clients)
+        await asyncio.sleep(0)
+        clients.close()
+        assert closed == []
+        await asyncio.sleep(0)
+        assert closed == [asyncio.get_running_loop()]
+
+    asyncio.run(closes())
