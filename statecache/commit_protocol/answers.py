@@ -141,12 +141,12 @@ def _unfit(write: Write, what: str, which: bytes | None) -> StateCacheError:
 
 
 def is_lasting(commit: Commit, reply: Sequence[Any]) -> bool:
-    """Return whether every attempt of the commit meets this refusal, whenever it arrives.
+    """Return whether every attempt of the commit meets this refusal, whenever it arrives, or is executed no more.
 
     What a modifier makes is another thing at another time.
     """
     if reply[1] == b"CONFLICT":
-        return commit.writes[reply[2] - 1].expected not in (ABSENT, PRESENT, EXPIRED)
+        return reply[-1] == b"FINAL" or commit.writes[reply[2] - 1].expected not in (ABSENT, PRESENT, EXPIRED)
     return reply[1] == b"REUSED" or (reply[1] == b"LIMIT" and not commit.modifies)
 
 

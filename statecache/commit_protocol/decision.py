@@ -5,7 +5,8 @@
     UNSURE           LookUp: it may have been applied long ago
     LATE             Pause, and again: this attempt was not executed, and says nothing of others
     CONFLICT, STALE, HELD, BACKLOG, REPLICAS, LIMIT, UNFIT, REUSED, OOM     certainly not applied by this attempt:
-                     Refuse; Wait, and again, while an earlier attempt could still be executed and meet another answer
+                     Refuse; Wait, and again, while an earlier attempt could still be executed and meet another answer,
+                     which the server prevents where a CONFLICT is FINAL
     FOREIGN          Fail; Pause where somebody's entry is in the way, which a worker will remove
     an error reply   Again where the script was not known, Pause where a later try may succeed, else Fail
     no reply         `unanswered`: Pause, and again as a repeat

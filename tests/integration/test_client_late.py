@@ -25,7 +25,7 @@ from statecache.keys import KeySpace
 from statecache.model import Position
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
-from tests.fixtures.flusher import flush
+from tests.fixtures.flusher import MakeWorker, flush
 from tests.support.fault_proxy import FaultProxy
 from tests.support.polling import pause
 
@@ -111,26 +111,30 @@ async def test_being_late_does_not_hide_what_hindered_the_attempts_before(
 
 
 class Stray:
-    """The first attempt of a write: its connection breaks as it is sent, but a network still has it."""
+    """The first attempts of a write: its connection breaks as each is sent, but a network still has it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Awaitable[object]]) -> None:
-        self._commands: Sequence[Any] = ()
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Awaitable[object]], attempts: int = 1
+    ) -> None:
+        self._sent = list[Sequence[Any]]()
         self._meanwhile = meanwhile
         run = Link.run
 
         async def run_or_lose(link: Link, commands: Sequence[Any], *, seconds: float) -> Any:
-            if self._commands or "overdue" not in repr(commands[0]):
+            if len(self._sent) == attempts or "overdue" not in repr(commands[0]):
                 return await run(link, commands, seconds=seconds)
-            self._commands = commands
+            self._sent.append(commands)
             await link.close()
-            await self._meanwhile()
+            if len(self._sent) == attempts:
+                await self._meanwhile()
             raise RedisUnavailable("connection", detail="lost on the way")
 
         monkeypatch.setattr(Link, "run", run_or_lose)
 
     async def arrives(self, cache: AsyncStateCache) -> bytes:
-        """Let the attempt reach the server at last; return its verdict, which nobody waits for."""
-        reply = await cache._runtime.redis.exchange(self._commands, seconds=5)
+        """Let the attempts reach the server at last; return the last one's verdict, which nobody waits for."""
+        for commands in self._sent:
+            reply = await cache._runtime.redis.exchange(commands, seconds=5)
         verdict: bytes = reply[0][1]
         return verdict
 
@@ -151,6 +155,51 @@ async def test_a_create_that_is_refused_is_not_applied_when_it_arrives_afterward
     async with AsyncStateCache(settings=settings) as client:
         with pytest.raises(AlreadyExists):
             await client.create("runs/42", "overdue", timeout=4.0)
+    await cache.delete("runs/42")
+    assert await stray.arrives(cache) == b"LATE"
+    assert await cache.get("runs/42") is None
+
+
+@pytest.mark.own_servers("its Redis begins another history")
+@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize("anew", [False, True])
+async def test_a_create_that_is_refused_is_told_so_at_once(
+    cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch, make_worker: MakeWorker,
+    redis_raw: Any, attempts: int, anew: bool,
+) -> None:  # fmt: skip
+    """Redis executes the lost attempts no more, and remembers that as long as they could arrive in their time."""
+    assert await cache.get("runs/42") is None
+    stray = Stray(monkeypatch, partial(cache.set, "runs/42", "somebody's"), attempts)
+    async with AsyncStateCache(settings=settings) as client, asyncio.timeout(60):
+        with pytest.raises(AlreadyExists):
+            await client.create("runs/42", "overdue", timeout=600.0)
+        await cache.delete("runs/42")
+        if anew:
+            redis_raw.replicaof("127.0.0.1", 1)
+            redis_raw.replicaof("NO", "ONE")
+        await flush(make_worker())
+        assert ((await cache.set("runs/42/more", 1)).position or (0,))[0] == 1 + anew
+        assert await stray.arrives(cache) == b"LATE"
+        assert await cache.get("runs/42") is None
+        assert (await client.create("runs/42", "another", timeout=60.0)).version == 3
+
+
+async def test_a_create_that_redis_cannot_be_told_to_refuse_waits_until_it_would_be_late(
+    cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch, redis_raw: Any, keys: KeySpace
+) -> None:
+    """The hash that would remember it is another's by then."""
+    assert await cache.get("runs/42") is None
+
+    async def meanwhile() -> None:
+        await cache.set("runs/42", "somebody's")
+        redis_raw.rename(keys.hydrating(keys.shard("runs/42")), "kept")
+        redis_raw.set(keys.hydrating(keys.shard("runs/42")), "another's")
+
+    stray = Stray(monkeypatch, meanwhile)
+    async with AsyncStateCache(settings=settings) as client:
+        with pytest.raises(AlreadyExists):
+            await client.create("runs/42", "overdue", timeout=4.0)
+    redis_raw.rename("kept", keys.hydrating(keys.shard("runs/42")))
     await cache.delete("runs/42")
     assert await stray.arrives(cache) == b"LATE"
     assert await cache.get("runs/42") is None

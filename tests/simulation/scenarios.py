@@ -35,7 +35,8 @@ Why the other instruments do not see it:
     finalizer     a signal handler ends what it interrupts at a place a few instructions long: the soak of threads meets
                   it once in hours; so with `start_ended`, `block_gone`, `call_cut_off`, `lease_of_nobody` and
                   `claim_of_nobody`
-    counted_late  an attempt that is executed between two questions about it: no fault of the arenas is that exact
+    counted_late  an attempt that is executed between two questions about it: no fault of the arenas is that exact; so
+                  with `refused_late`, which is executed after its repeat was refused
     pinned        what a policy lets go, and what verify says of it: no judge of the arenas reads histories; so with
                   `origins`, `moved`, `unpacked`, `packed`, `latest`, `verified`, `detached`, `erased`,
                   `erased_unflushed`, `proved` and `replaced`
@@ -100,6 +101,7 @@ SCENARIOS = {
         "tests/integration/test_flusher_process.py",
         "test_rights_that_a_restore_grants_last_are_waited_for",
     ),
+    "refused_late": ("tests/integration/test_client_late.py", "test_a_create_that_is_refused_is_told_so_at_once"),
     "counted_late": (
         "tests/integration/test_client_repeats.py",
         "test_an_attempt_that_arrives_while_it_is_looked_for_is_not_applied_twice",

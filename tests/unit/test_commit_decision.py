@@ -133,6 +133,14 @@ def test_a_conflict_lasts_where_a_change_was_expected_that_will_never_be_the_new
     assert type(step.error) is kind
 
 
+def test_a_conflict_that_may_pass_is_refused_at_once_where_the_server_made_it_final() -> None:
+    commit, conflict = _commit(ABSENT, lingers=NOW + 2), _reply("CONFLICT", 1, b"other", b"set")
+    assert next_step(commit, conflict, now=NOW) == Wait(2)
+    step = next_step(commit, [*conflict, b"FINAL"], now=NOW)
+    assert isinstance(step, Refuse)
+    assert type(step.error) is VersionConflict
+
+
 def test_a_conflict_with_what_a_repeat_was_pinned_to_unpins_it() -> None:
     commit = _commit(BLIND, "q")
     assert after_lookup(commit, None, [(b"there", b"set"), (b"q", b"set")], applied=False) == Again()

@@ -7,6 +7,7 @@ What it comes to is decided by the committer.
 from __future__ import annotations
 
 from itertools import count
+from math import ceil
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from redis.exceptions import NoScriptError
@@ -129,7 +130,11 @@ class Attempts:
         arguments.append(latest_ms)
         if commit.repeat or commit.lingers:
             last = max(commit.lingers, commit.latest) + self._settings.timeout_s
-            arguments.append(int(last * 1000 + link.ahead_ms))
+            others_until = f"{int(last * 1000 + link.ahead_ms)}"
+            if commit.lingers:  # on this server's clock, which was read with that uncertainty
+                unanswered = (commit.lingers + link.handshake_s) * 1000 + link.ahead_ms
+                others_until += f" {ceil(unanswered)}"
+            arguments.append(others_until)
         asked = (*self._fixed[commit.shard], *commit.redis_keys)
         if commit.locks:
             arguments += ([] if commit.repeat or commit.lingers else [""]) + [*commit.locks.spelled()]

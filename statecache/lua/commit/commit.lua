@@ -9,7 +9,8 @@
 --           value, encoding (behind it ' in ' and ms: it ends then, or ' until ' and a time in ms), schema, ttl in ms
 --           ('' = default), assume_new (0|1|e<epoch>: in that epoch|w<epoch>-<watermark>: Postgres, then, held nothing)
 --       last, optional: the server's time in ms past which this attempt must not be executed, and where it is not
---           the first one: past which no other can be executed either
+--           the first one: past which no other can be executed either; behind a blank, where others were never
+--           answered, the greatest of their times
 --       where locks count, both of them, the second '' for none, then: the lock and token of each lease that the
 --           commit is made under, and the keys whose locks nobody else may hold; NULs between and after them
 -- Gives { nonce, verdict, … }; of OK without modifiers these as one text with spaces, for a list costs the server more:
@@ -20,7 +21,8 @@
 --   MISSING     index of each state that is not in Redis
 --   UNSURE      this repeat may have been applied long ago: look it up; with a position it was, and that is all it knows
 --   REUSED      index of a state at which the change_id is another change's, applied at that version
---   CONFLICT    index, its change_id, its op, or `expired` where its end has come
+--   CONFLICT    index, its change_id, its op, or `expired` where its end has come; and FINAL where attempts that were
+--               never answered will not be executed any more
 --   STALE       the lock whose lease is not the commit's any more, its token, and the holder now, or ''
 --   HELD        the lock that somebody else holds, and the holder
 --   POLICY      enforced: the namespace's locks are, and the commit does not name those in its way; advisory: it does,
@@ -47,6 +49,10 @@ if locks then
 end
 local last = first + count * width
 local latest, others_until, leases, guarded = ARGV[last], ARGV[last + 1], ARGV[last + 2], ARGV[last + 3]
+local unanswered
+if others_until and find(others_until, ' ', 1, true) then
+  others_until, unanswered = string.match(others_until, '^(%d+) (%d+)$')
+end
 
 -- Fence: this server is the one that opened the shard's epoch, and a primary: what a replica refuses may be long past.
 local head = pcall('HMGET', meta, 'epoch', 'replid', 'n', 'entries', 'bytes', 'flushed_entries', 'flushed_bytes',
@@ -191,7 +197,12 @@ for i = 1, count do
   else
     holds = expected == state[2] and state[3] ~= 'expired' or expected == state[2] .. '~'
   end
-  if not holds then return { nonce, 'CONFLICT', i, state[2], state[3] } end
+  if not holds then
+    local conflict = { nonce, 'CONFLICT', i, state[2], state[3] }
+    local refused = unanswered and '!' .. unanswered .. '|' .. epoch .. '|' .. others_until
+    if refused and type(pcall('HSET', hydrating, '!' .. change_id, refused)) == 'number' then conflict[6] = 'FINAL' end
+    return conflict
+  end
 end
 
 -- Policy: which locks may be in the way is asked where their namespace enforces them, and only there.
@@ -261,9 +272,12 @@ local dirty = pcall('ZCARD', unflushed)
 if type(dirty) == 'table' then return { nonce, 'FOREIGN', unflushed, dirty.err } end
 local hydrations = pcall('HLEN', hydrating)
 if type(hydrations) == 'table' then return { nonce, 'FOREIGN', hydrating, hydrations.err } end
--- A first attempt that comes after another one was applied, so late that `recent` may have forgotten that.
-if hydrations > 1 and not is_repeat and call('HEXISTS', hydrating, '!' .. change_id) == 1 then
-  return { nonce, 'LATE' }
+-- A first attempt that comes after another one was applied, so late that `recent` may have forgotten that; and any that
+-- its writer has given up, and was told that the commit is refused.
+local told = hydrations > 1 and call('HGET', hydrating, '!' .. change_id)
+if told then
+  local refused = tonumber(string.match(told, '^!(%d+)|'))
+  if refused and latest and tonumber(latest) <= refused or not (refused or is_repeat) then return { nonce, 'LATE' } end
 end
 
 -- Rights: a user may have lost one since the handshake, and what comes behind XADD must not be refused.

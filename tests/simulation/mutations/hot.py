@@ -38,6 +38,20 @@ HOT = {
         "        if False:\n",
         by="model",
     ),
+    "conflict made final": Mutant(
+        "a conflict is called final although an attempt that is on its way would still be executed",
+        "statecache/lua/commit/commit.lua",
+        "    if refused and type(pcall('HSET', hydrating, '!' .. change_id, refused)) == 'number' then",
+        "    if refused then",
+        by="scenarios refused_late",
+    ),
+    "refused across epochs": Mutant(
+        "what is known of refused attempts goes with the epoch, in whose successor they may arrive",
+        "statecache/lua/epoch/gate_open.lua",
+        "  if string.sub(field, 1, 1) ~= '!' then",
+        "  if true then",
+        by="scenarios refused_late",
+    ),
     "used change_id": Mutant(
         "a change_id that stands for another value is answered as a repeat",
         "statecache/lua/commit/commit.lua",
