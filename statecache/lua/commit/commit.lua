@@ -49,10 +49,8 @@ if locks then
 end
 local last = first + count * width
 local latest, others_until, leases, guarded = ARGV[last], ARGV[last + 1], ARGV[last + 2], ARGV[last + 3]
-local unanswered
-if others_until and find(others_until, ' ', 1, true) then
-  others_until, unanswered = string.match(others_until, '^(%d+) (%d+)$')
-end
+local unanswered = others_until and string.match(others_until, ' (%d+)$')
+if unanswered then others_until = string.match(others_until, '^%d+') end
 
 -- Fence: this server is the one that opened the shard's epoch, and a primary: what a replica refuses may be long past.
 local head = pcall('HMGET', meta, 'epoch', 'replid', 'n', 'entries', 'bytes', 'flushed_entries', 'flushed_bytes',
@@ -299,19 +297,7 @@ end
 -- Nothing below can fail but XADD, which comes first.
 now = now or call('TIME')
 if latest and now[1] * 1000 + now[2] / 1000 > tonumber(latest) then return { nonce, 'LATE' } end
-local of_day = now[1] % 86400
-local day = (now[1] - of_day) / 86400 + 719468 -- since 0000-03-01, for then leap days end their years
-local of_era = day % 146097 -- of 400 years
-local years = of_era - (of_era - of_era % 1460) / 1460 + (of_era - of_era % 36524) / 36524
-  - (of_era - of_era % 146096) / 146096
-years = (years - years % 365) / 365
-local of_year = of_era - years * 365 - (years - years % 4) / 4 + (years - years % 100) / 100
-local months = (5 * of_year + 2 - (5 * of_year + 2) % 153) / 153
-local day_of_month = of_year - (153 * months + 2 - (153 * months + 2) % 5) / 5 + 1
-local year = (day - of_era) / 146097 * 400 + years + (months < 10 and 0 or 1)
-local of_hour = of_day % 3600
-local updated_at = format('%04d-%02d-%02dT%02d:%02d:%02d.%06dZ', year, months < 10 and months + 3 or months - 9,
-  day_of_month, (of_day - of_hour) / 3600, (of_hour - of_hour % 60) / 60, of_day % 60, now[2])
+-- include updated_at
 
 for i = 1, count do -- what ends some time after its commit, ends at a moment
   local at = first + (i - 1) * width + ENCODING
