@@ -221,7 +221,8 @@ def test_a_reservation_ends_with_the_server_that_it_was_made_on(shard: World) ->
     shard.check(a)
 
 
-def test_the_gate_opens_when_memory_is_full_for_flushing_alone_makes_room(shard: World) -> None:
+@pytest.mark.parametrize("tokens", ["kept", "gone"])
+def test_the_gate_opens_when_memory_is_full_for_flushing_alone_makes_room(shard: World, tokens: str) -> None:
     a = shard.start("a")
     shard.open(a)
     b = shard.replica(a, "b")
@@ -233,6 +234,8 @@ def test_the_gate_opens_when_memory_is_full_for_flushing_alone_makes_room(shard:
     shard.put(a, "runs/19", "durable elsewhere")
     shard.flush(a)
     a.kill()
+    if tokens == "gone":
+        assert shard.raw(b).delete(shard.keys.hydrating(0)) == 1
     shard.raw(b).config_set("maxmemory", 1)
 
     (opened,) = shard.open(b, "client")
