@@ -142,6 +142,16 @@ async def test_undo_and_redo_of_a_group_go_past_commits_that_changed_nothing(cli
             await verb(RUN, group=True)
 
 
+async def test_an_edit_after_an_undo_that_went_past_commits_is_undone_to_what_that_had_come_to(
+    client: AsyncStateCache,
+) -> None:
+    for value in (1, 2, 2):
+        await client.set(RUN, value)
+    assert (await client.undo(RUN, group=True))[RUN].value == 1
+    await client.set(RUN, 5)
+    assert (await client.undo(RUN, group=True))[RUN].value == 1
+
+
 async def test_undo_of_a_group_goes_past_what_has_ended_since(client: AsyncStateCache) -> None:
     await client.set(RUN, 1)
     await client.set(RUN, 2)

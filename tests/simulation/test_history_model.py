@@ -118,6 +118,9 @@ def _rows(*reasons: str) -> PlainHistory:
         (("", "", "", "undo to 2", "undo to 1"), None, 2),
         (("", "", "", "undo to 2", "undo to 1", "redo to 2"), 1, 3),
         (("", "", "", "undo to 2", ""), 2, None),
+        (("", "", "", "undo to 1", ""), 1, None),
+        (("", "", "", "undo to 1"), None, 3),
+        (("", "", "", "undo to 2", "undo to 1", "redo to 3"), 2, 3),
     ],
 )
 def test_the_plain_history_walks_as_an_editor_does(

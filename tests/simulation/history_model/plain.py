@@ -238,7 +238,7 @@ class PlainHistory:
     # Where undo and redo lead.
 
     def walk(self, key: str, kind: str) -> int | None:
-        """Return the version to which an editor with two stacks would go."""
+        """Return the version to which an editor would go."""
         return next(_walked([(row.version, row.said) for row in self.chain(key)], kind, whole=False), None)
 
     def walk_group(self, group: str, kind: str) -> int | None:
@@ -323,22 +323,28 @@ def _is_same(one: Row, other: Row) -> bool:
 
 
 def _walked(places: Sequence[tuple[int, Provenance | None]], kind: str, *, whole: bool) -> Iterator[int]:
-    """Follow an editor through its edits, undos and redos, and return where the next one leads, and those behind it."""
+    """Follow an editor through its edits, undos and redos, and yield where the next one leads, and those behind it.
+
+    An undo may have gone past edits that changed nothing, so what it came to is what it says.
+    """
     shown: int | None = None
-    undos: list[int] = []
+    before: dict[int, int | None] = {}
     redos: list[int] = []
     for place, said in places:
-        walk = said is not None and said.kind in ("undo", "redo") and (said.position is not None) == whole
-        if not walk:
-            undos += [] if shown is None else [shown]
-            shown, redos = place, []
+        if said is None or said.kind not in ("undo", "redo") or (said.position is not None) != whole:
+            before[place], shown, redos = shown, place, []
             continue
-        assert said is not None
-        taken, given = (undos, redos) if said.kind == "undo" else (redos, undos)
         assert shown is not None
-        given.append(shown)
-        shown = taken.pop()
-    return reversed(undos if kind == "undo" else redos)
+        if said.kind == "undo":
+            redos.append(shown)
+        else:
+            redos.pop()
+        shown = said.version if said.position is None else said.position.n
+    if kind == "redo":
+        yield from reversed(redos)
+        return
+    while shown is not None and (shown := before[shown]) is not None:
+        yield shown
 
 
 def nearest(held: Iterable[int], version: int) -> set[int]:
