@@ -6,13 +6,14 @@ Each verb is told to the plain history as well: what it answers, and what it ref
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
+from math import inf
 from random import Random
 from typing import Any
 
 import msgspec
 
 from statecache import AsyncStateCache, State, VersionNotFound
-from tests.simulation.history_model.plain import Row, nearest
+from tests.simulation.history_model.plain import Row
 from tests.simulation.history_model.servers import HistoryServers
 
 GROUPS = ("runs/1", "runs/2", "notes/1", "last/1", "blobs/1")
@@ -116,10 +117,13 @@ class Drawing:
         raise AssertionError(f"{self.said} was answered with {str(answer)[:200]}, and {kinds} was to be raised")
 
     def gone(self, error: Any, row: Row) -> None:
-        """Compare the error about a value that is gone: it names what is nearest."""
+        """Compare the error about a value that is gone: it names what is nearest, past what may have gone by now."""
         assert isinstance(error, VersionNotFound), error
-        held: set[int | None] = {*nearest(self.past.held(error.key), row.version)}
-        assert error.nearest in (held or {None}), f"{self.said}: {error}, nearest {error.nearest}, kept {held}"
+        held = {one.version: one for one in self.past.chain(error.key) if one.lives and one.kept}
+        distance = inf if error.nearest is None else abs(error.nearest - row.version)
+        nearer = [version for version, one in held.items() if not one.may_go and abs(version - row.version) < distance]
+        assert error.nearest is None or error.nearest in held, f"{self.said}: {error}, which is not kept"
+        assert not nearer, f"{self.said}: {error}, nearest {error.nearest}, kept {nearer}"
 
     async def learnt(self, row: Row) -> bool:
         """Learn which values of a key are kept that may have gone, and return whether this one is."""
