@@ -172,12 +172,12 @@ def listed(state: State[Any]) -> tuple[Place, Head]:
 def deltas_of(state: Mapping[str, Any]) -> Deltas:
     """Part a change of state by the prefixes of its keys, as ADK's own services do.
 
-    What is no JSON becomes what pydantic has for it, and at last a text.
+    What is no JSON becomes what pydantic has for it, and at last a text. Raises CodecError where that fails too.
     """
     try:
         plain = to_jsonable_python(state)
-    except Exception:
-        plain = to_jsonable_python(state, serialize_unknown=True)
+    except ValueError:
+        plain = _as_text(state)
     deltas = Deltas({}, {}, {})
     for key, value in plain.items():
         if key.startswith(Prefixes.APP_PREFIX):
@@ -187,6 +187,13 @@ def deltas_of(state: Mapping[str, Any]) -> Deltas:
         elif not key.startswith(Prefixes.TEMP_PREFIX):
             deltas.session[key] = value
     return deltas
+
+
+def _as_text(state: Mapping[str, Any]) -> Any:
+    try:
+        return to_jsonable_python(state, serialize_unknown=True)
+    except (ValueError, RecursionError) as error:
+        raise CodecError(path="$", reason=f"the state cannot be written as JSON: {error}") from error
 
 
 def merged(head: Head, app: dict[str, Any], user: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from statecache.adapters.adk.documents import (
     read_head,
     sessions_of,
 )
-from statecache.adapters.adk.shared import prepare, resolve, states_of
+from statecache.adapters.adk.shared import prepare, resolve, states_of, withdraw
 from statecache.adapters.event_loops import is_applied
 from statecache.adapters.items import given, kept
 from statecache.adapters.pages import ATTEMPTS_MAX, Found, read_pages
@@ -79,10 +79,14 @@ class Sessions:
         head = msgspec.structs.replace(head, prepared=prepared)
         try:
             await self._committed(place, [Create(place.head, msgspec.to_builtins(head))], "create_session")
-        except AlreadyExists:
-            await resolve(self._view, place, revision, prepared, done=False)
-            raise exists from None
-        await resolve(self._view, place, revision, prepared, done=True)
+        except OutcomeUnknown:
+            raise
+        except StateCacheError as error:
+            await withdraw(self._view, place, revision, prepared)
+            if isinstance(error, AlreadyExists):
+                raise exists from None
+            raise
+        await resolve(self._view, place, revision, prepared)
         return await self._session(place, head, [])
 
     async def get(self, place: Place, limit: int | None, since: float | None) -> Session | None:
@@ -125,7 +129,7 @@ class Sessions:
                     if not attempt:
                         continue
                     raise _refused(place, found)
-                await resolve(self._view, place, known.revision, known.prepared, done=True)
+                await resolve(self._view, place, known.revision, known.prepared)
                 if prepared is None:
                     prepared = await prepare(self._view, place, known.revision, revision, deltas)
                 head = _next(known, deltas, event.timestamp, revision, prepared)
@@ -138,9 +142,9 @@ class Sessions:
                 raise failed
         except (StaleSessionError, SessionNotFoundError, StateCacheError) as error:
             if prepared and not isinstance(error, OutcomeUnknown):
-                await resolve(self._view, place, revision, prepared, done=False)
+                await withdraw(self._view, place, revision, prepared)
             raise
-        await resolve(self._view, place, revision, prepared or [], done=True)
+        await resolve(self._view, place, revision, prepared or [])
         session.last_update_time, session._storage_update_marker = event.timestamp, revision
 
     async def delete(self, place: Place) -> None:
@@ -151,7 +155,7 @@ class Sessions:
             if state is None:
                 return
             head = read_head(state)
-            await resolve(self._view, place, head.revision, head.prepared, done=True)
+            await resolve(self._view, place, head.revision, head.prepared)
             pages = [place.page(head, number) for number in range(1, head.pages + 1)]
             now = [Delete(page) for page in pages[:_PAGES_A_COMMIT] if page not in gone]
             try:

@@ -13,12 +13,13 @@ that was stopped in between finds it gone.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from google.adk.platform import time as platform_time
 
-from statecache import CodecError
+from statecache import CodecError, StateCacheError
 from statecache.adapters.adk.documents import Deltas, Of, Place, Prepared, Shared, read_head, read_shared
 from statecache.adapters.items import given, kept
 from statecache.adapters.plans import Declined
@@ -33,7 +34,10 @@ IN_DOUBT_S_MAX = 24 * 3600.0
 
 
 async def prepare(view: AsyncNamespace[Any], place: Place, before: str, revision: str, deltas: Deltas) -> list[Of]:
-    """Write what an event changes in its app's and its user's state beside these; return which of them it concerns."""
+    """Write what an event changes in its app's and its user's state beside these; return which of them it concerns.
+
+    Where one of them cannot be written, the other is withdrawn.
+    """
     concerned: list[Of] = []
     parts: list[tuple[Of, str, dict[str, Any]]] = [
         ("app", place.app, deltas.app), ("user", place.user, deltas.user),
@@ -46,17 +50,26 @@ async def prepare(view: AsyncNamespace[Any], place: Place, before: str, revision
                 shared = _shared(data, name)
                 return _data(msgspec.structs.replace(shared, prepared={**shared.prepared, revision: change}))
 
-            await view.update(name, with_it, default=_data(place.shared(of)), reason="prepare")
+            try:
+                await view.update(name, with_it, default=_data(place.shared(of)), reason="prepare")
+            except StateCacheError:
+                await withdraw(view, place, revision, concerned)
+                raise
             concerned.append(of)
     return concerned
 
 
-async def resolve(
-    view: AsyncNamespace[Any], place: Place, revision: str, prepared: Sequence[Of], *, done: bool
-) -> None:
-    """Let what was prepared for a revision take effect, or have it go; what others have resolved stays as it is."""
+async def resolve(view: AsyncNamespace[Any], place: Place, revision: str, prepared: Sequence[Of]) -> None:
+    """Let what was prepared for a revision that the session has got take effect, unless others have done so."""
     for of in prepared:
-        await _decide(view, place.app if of == "app" else place.user, {revision: done})
+        await _decide(view, place.app if of == "app" else place.user, {revision: True})
+
+
+async def withdraw(view: AsyncNamespace[Any], place: Place, revision: str, prepared: Sequence[Of]) -> None:
+    """Have what was prepared for a revision go that the session will not get; where that fails, a reader does it."""
+    with suppress(StateCacheError):
+        for of in prepared:
+            await _decide(view, place.app if of == "app" else place.user, {revision: False})
 
 
 async def states_of(view: AsyncNamespace[Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:
