@@ -27,8 +27,8 @@ from tests.support.openai_sessions import World
 
 MakeService = Callable[..., StateCacheSessionService]
 Kind = Callable[[World], AbstractAsyncContextManager[MakeService]]
-WHOSE: dict[str, str] = {"app_name": "orders", "user_id": "alice"}
-ID = {**WHOSE, "session_id": "42"}
+WHOSE: dict[str, Any] = {"app_name": "orders", "user_id": "alice"}
+ID: dict[str, Any] = {**WHOSE, "session_id": "42"}
 
 
 def event(text: str = "", *, changes: dict[str, Any] | None = None, **more: Any) -> Event:

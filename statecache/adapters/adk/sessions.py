@@ -2,7 +2,8 @@
 
 A writer decides on what this process has first, in one exchange if that is still so. Each later attempt reads the
 primary, and only there a session object is found to be old. What an event changes in the states of its app and its
-user is prepared before the commit of the session, and resolved after it (`shared`).
+user is prepared before the commit of the session, and resolved after it (`shared`): then the first attempt reads the
+primary too.
 """
 
 from __future__ import annotations
@@ -119,14 +120,14 @@ class Sessions:
         failed = _given_up()
         try:
             for attempt in range(ATTEMPTS_MAX):
-                mode: ReadMode = "primary" if attempt else "local"
+                mode: ReadMode = "primary" if attempt or deltas.app or deltas.user else "local"
                 found = await arun(self._view, read_pages(place, 0, head=mode, pages=mode))
                 known: Head = found.known
                 if found.head is not None and _is_last(found, data.data):
                     revision, prepared = known.revision, known.prepared
                     break
                 if found.head is None or not _is_current(session, found):
-                    if not attempt:
+                    if mode == "local":
                         continue
                     raise _refused(place, found)
                 await resolve(self._view, place, known.revision, known.prepared)
