@@ -11,6 +11,7 @@ from google.adk.errors import StaleSessionError
 from google.adk.sessions.session import Session
 
 from statecache import (
+    AsyncNamespace,
     AsyncStateCache,
     CodecError,
     LimitExceeded,
@@ -128,6 +129,50 @@ async def test_an_outcome_that_is_unknown_is_asked_for(
     found = await loaded(service)
     assert (texts(found.events), found.state) == (["one"], CHANGES)
     assert session == found
+
+
+async def test_what_nobody_knows_of_counts_as_a_whole_once_it_is_seen_to_be_there(
+    service: StateCacheSessionService, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = AsyncNamespace.commit
+
+    async def lost(view: Any, writes: Any, **more: Any) -> Any:
+        made = await commit(view, writes, **more)
+        raise OutcomeUnknown(made[0].change_id)  # type: ignore[union-attr]
+
+    async def unknown(view: Any, change_id: str, name: str) -> Any:
+        return type("Outcome", (), {"verdict": "unknown"})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AsyncNamespace, "commit", lost)
+        patched.setattr(AsyncNamespace, "outcome", unknown)
+        with pytest.raises(OutcomeUnknown):
+            await service.append_event(session, event("one", changes=CHANGES))
+        with pytest.raises(OutcomeUnknown):
+            await service.create_session(**WHOSE, session_id="43", state={"user:m": 1})
+    assert await service.get_user_state(**WHOSE) == {"n": 1, "m": 1}
+    assert (await loaded(service)).state == CHANGES | {"user:m": 1}
+
+
+async def test_a_page_that_is_redacted_by_hand_while_somebody_appends_stays_redacted(
+    service: StateCacheSessionService, session: Session, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.append_event(session, event("secret"))
+    commit, times = AsyncNamespace.commit, 0
+
+    async def late(view: Any, writes: Any, **more: Any) -> Any:
+        nonlocal times
+        times += 1
+        if times == 1:
+            redacted = [{"author": "user", "id": "1", "timestamp": 1.0}]
+            await elsewhere.update(f"adk/{writes[1].name}", lambda held: held | {"items": redacted})
+        return await commit(view, writes, **more)
+
+    monkeypatch.setattr(AsyncNamespace, "commit", late)
+    async with AsyncStateCache(settings=settings) as elsewhere:
+        await service.append_event(session, event("more", changes={"user:n": 1}))
+    found = await loaded(service)
+    assert (times, texts(found.events), found.state) == (2, ["more"], {"user:n": 1})
 
 
 async def test_who_is_cancelled_waits_for_what_becomes_of_it(

@@ -72,11 +72,7 @@ class Sessions:
         deltas, revision = deltas_of(state), token_hex(8)
         head = place.begun(deltas.session, platform_time.get_time(), token_hex(4), revision)
         exists = AlreadyExistsError(f"Session with id {place.session_id} already exists.")
-        prepared: list[Of] = []
-        if deltas.app or deltas.user:
-            if await self._view.get(place.head, read="primary") is not None:
-                raise exists
-            prepared = await prepare(self._view, place, "", revision, deltas)
+        prepared = await prepare(self._view, place, "", revision, deltas)
         head = msgspec.structs.replace(head, prepared=prepared)
         try:
             await self._committed(place, [Create(place.head, msgspec.to_builtins(head))], "create_session")
