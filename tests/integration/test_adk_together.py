@@ -120,6 +120,26 @@ async def test_a_session_whose_creator_was_killed_is_there_as_a_whole_or_not_at_
     assert await in_doubt(cache) == 0
 
 
+@pytest.mark.parametrize("number", [2, 3, 4])
+async def test_a_session_is_deleted_or_gone_on_with_once_its_last_event_has_taken_effect(
+    service: StateCacheSessionService, other: StateCacheSessionService, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    for goes_on in (False, True):
+        session = await service.create_session(**ID)
+        old = session.model_copy(deep=True)
+        with monkeypatch.context() as patched:
+            killing(patched, number, after=number == COMMIT)
+            with pytest.raises(Killed):
+                await service.append_event(session, event("one", changes={**CHANGES, "user:n": int(goes_on)}))
+        if goes_on:
+            old._storage_update_marker, old.last_update_time = None, old.last_update_time + 1000
+            await other.append_event(old, event("two"))
+        else:
+            await other.delete_session(**ID)
+        assert await other.get_user_state(**WHOSE) == {"n": int(goes_on)}
+    assert texts((await loaded(other)).events) == ["one", "two"]
+
+
 @pytest.mark.parametrize(("number", "after"), [(2, True), (3, False), (3, True), (4, False), (4, True)])
 async def test_who_was_stopped_behind_the_commit_writes_over_nothing_that_came_after_it(
     service: StateCacheSessionService, other: StateCacheSessionService, cache: AsyncStateCache,

@@ -8,6 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 from google.adk.errors import StaleSessionError
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.sessions.session import Session
 
 from statecache import (
@@ -20,7 +22,7 @@ from statecache import (
     StateCache,
     UsageError,
 )
-from statecache.adapters.adk import StateCacheSessionService
+from statecache.adapters.adk import StateCacheSessionService, sessions
 from statecache.adapters.filling import PAGE_BYTES_MAX, PAGE_ITEMS_MAX
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
@@ -207,7 +209,10 @@ async def test_what_is_too_large_is_refused_as_a_whole(
         assert (await loaded(service)).state == {}
     with pytest.raises(LimitExceeded):
         await service.create_session(**WHOSE, state={"app:n": large})
-    assert [len((await cache.get(key, default=dict)).value.get("prepared", ())) for key in ("adk/orders",)] == [0]
+    with pytest.raises(AlreadyExistsError):
+        await service.create_session(**ID, state=CHANGES)
+    for key in ("adk/orders", "adk/orders:alice"):
+        assert (await cache.get(key, default=dict)).value["prepared"] == {}
     await service.append_event(session, event("x" * int(7.9 * MIB), changes=CHANGES))
     assert [len(text) for text in texts((await loaded(service)).events)] == [int(7.9 * MIB)]
     assert (await loaded(service)).state == CHANGES
@@ -236,13 +241,14 @@ async def test_what_is_no_json_in_the_state_is_kept_as_adk_keeps_it_and_elsewher
 async def test_sessions_are_listed_whatever_their_values_hold(
     service: StateCacheSessionService, worker: Worker, cache: AsyncStateCache, redis_raw: Any, keys: KeySpace
 ) -> None:
+    await service.create_session(**WHOSE, session_id="new", state={"nul": "a\0b", "\0": 1})
     for name in ("\ud83d", "nul"):
         one = await service.create_session(**WHOSE, session_id=name, state={"nul": "a\0b", "\0": 1})
         await service.append_event(one, event("a\0b"))
     await flush(worker)
     redis_raw.unlink(*redis_raw.scan_iter(keys.every_state()))
     found = (await service.list_sessions(app_name="orders")).sessions
-    assert {one.id for one in found} == {"\ud83d", "nul"}
+    assert {one.id for one in found} == {"\ud83d", "nul", "new"}
     assert all(one.state == {"nul": "a\0b", "\0": 1} for one in found)
 
 
@@ -261,6 +267,50 @@ async def test_a_session_of_more_pages_than_one_commit_takes_is_deleted(
     assert texts((await loaded(service)).events) == ["new"]
     await flush(worker)
     assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
+
+
+async def test_a_session_that_is_created_anew_while_the_old_one_is_still_being_deleted_loses_nothing(
+    service: StateCacheSessionService, session: Session, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        await service.append_event(session, event("x" * PAGE_BYTES_MAX))
+    delete_many = AsyncNamespace.delete_many
+
+    async def late(view: Any, names: Any, **more: Any) -> Any:
+        again = await other.create_session(**ID)
+        for number in range(3):
+            await other.append_event(again, event(f"{number}" * PAGE_BYTES_MAX))
+        return await delete_many(view, names, **more)
+
+    monkeypatch.setattr(sessions, "_PAGES_A_COMMIT", 1)
+    monkeypatch.setattr(AsyncNamespace, "delete_many", late)
+    async with AsyncStateCache(settings=settings) as elsewhere:
+        other = StateCacheSessionService(elsewhere)
+        await service.delete_session(**ID)
+        assert [text[0] for text in texts((await loaded(other)).events)] == ["0", "1", "2"]
+
+
+async def test_what_this_process_had_before_is_no_reason_to_refuse_an_event(
+    service: StateCacheSessionService, cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncStateCache(settings=settings) as elsewhere:
+        other = StateCacheSessionService(elsewhere)
+        session, get = await other.create_session(**ID), AsyncNamespace.get
+        held = await cache.get(GROUP)
+        await other.append_event(session, event("one"))
+
+        async def old(view: Any, name: str, **more: Any) -> Any:
+            return held if more["read"] == "local" else await get(view, name, **more)
+
+        monkeypatch.setattr(AsyncNamespace, "get", old)
+        await service.append_event(session, event("two"))
+        held = None
+        await service.append_event(session, event("three"))
+        assert await loaded(service) == session
+        await other.delete_session(**ID)
+        with pytest.raises(SessionNotFoundError):
+            await service.append_event(session, event("late"))
+    assert texts(session.events) == ["one", "two", "three"]
 
 
 async def test_a_session_whose_page_was_deleted_by_hand_is_read_and_deleted(
