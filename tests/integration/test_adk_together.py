@@ -11,12 +11,14 @@ import psycopg
 import pytest
 from google.adk.errors import StaleSessionError
 from google.adk.platform import time as platform_time
+from google.genai.types import Content, Part
 
 from statecache import AsyncStateCache, Settings
 from statecache.adapters.adk import StateCacheSessionService
 from statecache.adapters.adk.shared import IN_DOUBT_S_MAX
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, rows
+from tests.support.adk_agent import runner
 from tests.support.adk_services import ID, WHOSE, event, loaded, texts
 from tests.support.cut_short import Killed, killing, stopping
 
@@ -258,6 +260,16 @@ def test_event_loops_and_threads_share_a_service(settings: Settings) -> None:
     assert len(service._writing) == 0
 
 
+def test_a_run_that_is_not_awaited_may_be_followed_by_another(settings: Settings) -> None:
+    service, said = StateCacheSessionService.from_settings(settings), list[str]()
+    for text in ("abc", "def"):
+        message = Content(role="user", parts=[Part(text=text)])
+        events = runner(service).run(user_id=WHOSE["user_id"], session_id="42", new_message=message)
+        said.append(texts(events)[-1])
+    assert said == ["1: cba", "2: fed"]
+    assert service._clients._made == {}
+
+
 async def test_sessions_do_not_wait_for_one_another_and_what_one_session_is_told_comes_in_turn(
     service: StateCacheSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,7 +280,8 @@ async def test_sessions_do_not_wait_for_one_another_and_what_one_session_is_told
         appending = asyncio.create_task(service.append_event(session, event("one")))
         await stopped.wait()
     waiting = asyncio.create_task(service.append_event(same, event("two")))
-    await service.append_event(another, event("other"))
+    async with asyncio.timeout(20):
+        await service.append_event(another, event("other"))
     assert not waiting.done()
     go_on.set()
     await appending
