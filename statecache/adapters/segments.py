@@ -17,11 +17,16 @@ _escaped = re.compile("[\x01-\x20/%\x7f-\x9f\ud800-\udfff]")
 _DIGEST = 32
 
 
-def segment(text: str, bytes_max: int) -> str:
-    """Return the segment of a name that stands for a text, with at most that many bytes."""
+def segment(text: str, bytes_max: int, *, also: str = "") -> str:
+    """Return the segment of a name that stands for a text, with at most that many bytes.
+
+    Characters of `also` are spelled as `%3A` and its like too, so that they can stand between several texts.
+    """
     if text in ("", _EMPTY):
         return "%2D" if text else _EMPTY
     spelled = _escaped.sub(lambda found: quote(found[0].encode("utf-8", "surrogatepass"), safe=""), text)
+    for character in also:
+        spelled = spelled.replace(character, quote(character, safe=""))
     data = spelled.encode()
     if len(data) <= bytes_max:
         return spelled

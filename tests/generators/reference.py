@@ -14,6 +14,7 @@ import statecache
 import statecache.testing
 from statecache._sync.feed import Changes, Watch
 from statecache._sync.until_stopped import UntilStopped
+from statecache.adapters.adk import StateCacheSessionService
 from statecache.adapters.clients import OnClients
 from statecache.adapters.event_loops import OnEventLoops
 from statecache.adapters.langgraph import StateCacheSaver, StateCacheStore
@@ -117,7 +118,8 @@ def _adapters() -> Iterator[str]:
     yield from _prometheus()
     yield from _langgraph()
     yield from _openai_agents()
-    yield from _pydantic_ai()
+    yield from _on_event_loops(StateCacheSessionService)
+    yield from _on_event_loops(StateCacheConversationStore)
     yield from _llama_index()
 
 
@@ -147,9 +149,8 @@ def _openai_agents() -> Iterator[str]:
         yield _member(name, member, of="StateCacheSession.")
 
 
-def _pydantic_ai() -> Iterator[str]:
-    kind = StateCacheConversationStore
-    yield f"## statecache.adapters.pydantic_ai.{kind.__name__}\n\n{_prose(kind.__doc__)}"
+def _on_event_loops(kind: type[StateCacheSessionService] | type[StateCacheConversationStore]) -> Iterator[str]:
+    yield f"## {kind.__module__.rpartition('.')[0]}.{kind.__name__}\n\n{_prose(kind.__doc__)}"
     yield f"`{_signature(kind.__name__, kind)}`"
     for name in ("from_settings", "from_url"):
         yield _member(name, getattr(kind, name), of=f"{kind.__name__}.")

@@ -19,7 +19,8 @@ from tests.rules.tree import BY_HAND, CODE, DATA, DOCS, EVERYTHING, PAGES, PROJE
 RULES_THEMSELVES = ("tests/rules/house_rules.py", "tests/rules/test_tidy.py", "tests/rules/vocabulary.py")
 HEAVY = (
     "prometheus_client", "pydantic", "typer", "rich", "pytest", "langgraph", "langchain_core", "openai", "agents",
-    "pydantic_ai", "pydantic_graph", "llama_index", "numpy", "starlette", "uvicorn", "jinja2",
+    "pydantic_ai", "pydantic_graph", "llama_index", "numpy", "starlette", "uvicorn", "jinja2", "google.adk",
+    "google.genai",
 )  # fmt: skip
 NOT_THE_RULES = {path: text for path, text in (CODE | TESTS | DATA).items() if path not in RULES_THEMSELVES}
 

@@ -12,6 +12,7 @@ from statecache import ConfigurationError
 from statecache.adapters.versions import require
 
 ADAPTERS = {
+    "adk": ("google-adk", "a session service for ADK", "2.13", "2.14", "adk"),
     "langgraph": ("langgraph-checkpoint", "a checkpointer or a store for LangGraph", "4.3", "5", "langgraph"),
     "openai_agents": ("openai-agents", "a session for the OpenAI Agents SDK", "0.24", "0.25", "openai-agents"),
     "pydantic_ai": ("pydantic-ai-slim", "a conversation store for Pydantic AI", "2.68", "3", "pydantic-ai"),

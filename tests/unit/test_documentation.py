@@ -90,6 +90,7 @@ def test_what_a_name_shows_at_a_prompt_is_in_the_reference(prefix: str) -> None:
 
 
 ADAPTERS = {
+    "adk": ("StateCacheSessionService",),
     "langgraph": ("StateCacheSaver", "StateCacheStore"),
     "llama_index": ("StateCacheChatStore", "StateCacheKVStore"),
     "openai_agents": ("StateCacheSession",),

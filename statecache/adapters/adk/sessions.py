@@ -1,0 +1,228 @@
+"""A service's verbs, carried out by a client: read, decide, and commit what was decided if nobody was first.
+
+A writer decides on what this process has first, in one exchange if that is still so. Each later attempt reads the
+primary, and only there a session object is found to be old. What an event changes in the states of its app and its
+user is prepared before the commit of the session, and resolved after it (`shared`): then the first attempt reads the
+primary too.
+"""
+
+from __future__ import annotations
+
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from google.adk.errors import StaleSessionError
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.platform import time as platform_time
+from google.adk.sessions.session import Session
+
+from statecache import (
+    AlreadyExists,
+    Create,
+    Delete,
+    NotFound,
+    OutcomeUnknown,
+    StateCacheError,
+    UsageError,
+    VersionConflict,
+)
+from statecache.adapters.adk.documents import (
+    OF_SESSION,
+    Deltas,
+    Head,
+    Place,
+    appended,
+    deltas_of,
+    event_data,
+    event_of,
+    listed,
+    merged,
+    read_head,
+    sessions_of,
+)
+from statecache.adapters.adk.shared import prepare, resolve, states_of, withdraw
+from statecache.adapters.event_loops import is_applied
+from statecache.adapters.items import given, kept
+from statecache.adapters.pages import ATTEMPTS_MAX, Found, read_pages
+from statecache.adapters.plans import arun
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from google.adk.events.event import Event
+
+    from statecache import AsyncNamespace, ReadMode, Set
+    from statecache.adapters.adk.documents import Of
+
+    Writes = Sequence[Set | Create | Delete]
+
+_PAGES_A_COMMIT = 255
+
+
+class Sessions:
+    """All sessions of a namespace, seen from one client."""
+
+    def __init__(self, view: AsyncNamespace[Any], *, bytes_max: int) -> None:
+        self._view, self._bytes_max = view, bytes_max
+
+    async def create(self, place: Place, state: Mapping[str, Any]) -> Session:
+        """Create a session; raise AlreadyExistsError where there is one of its name."""
+        deltas, revision = deltas_of(state), token_hex(8)
+        head = place.begun(deltas.session, platform_time.get_time(), token_hex(4), revision)
+        exists = AlreadyExistsError(f"Session with id {place.session_id} already exists.")
+        prepared = await prepare(self._view, place, "", revision, deltas)
+        head = msgspec.structs.replace(head, prepared=prepared)
+        try:
+            await self._committed(place, [Create(place.head, msgspec.to_builtins(head))], "create_session")
+        except OutcomeUnknown:
+            raise
+        except StateCacheError as error:
+            await withdraw(self._view, place, revision, prepared)
+            if isinstance(error, AlreadyExists):
+                raise exists from None
+            raise
+        await resolve(self._view, place, revision, prepared)
+        return await self._session(place, head, [])
+
+    async def get(self, place: Place, limit: int | None, since: float | None) -> Session | None:
+        """Return a session, with its last events and those since a time, or None where there is none."""
+        found = await arun(self._view, read_pages(place, limit, head="primary", pages="local"))
+        if found.head is None:
+            return None
+        data = found.items() if limit is None else found.items()[-limit:] if limit else []
+        events = [event_of(one, place) for one in data]
+        events = [one for one in events if since is None or one.timestamp >= since]
+        return await self._session(place, found.known, events)
+
+    async def sessions(self, app_name: str, user_id: str | None) -> list[Session]:
+        """Return the sessions of an app, or of one of its users, without events: those updated last come last."""
+        prefix = sessions_of(app_name, user_id)
+        found = [listed(state) async for state in self._view.list(prefix, where={"of": OF_SESSION})]
+        names = [name for place, _ in found for name in (place.app, place.user)]
+        states = await states_of(self._view, names)
+        sessions = [_made(place, head, [], states) for place, head in found]
+        return sorted(sessions, key=lambda one: (one.last_update_time, one.user_id, one.id))
+
+    async def user_state(self, place: Place) -> dict[str, Any]:
+        """Return the state of a user, under keys without a prefix."""
+        return (await states_of(self._view, [place.user]))[place.user]
+
+    async def append(self, place: Place, session: Session, event: Event) -> None:
+        """Append an event to a session that is as the session object says; raise StaleSessionError otherwise."""
+        data, deltas, revision = event_data(event), deltas_of(event.actions.state_delta), token_hex(8)
+        prepared: list[Of] | None = None
+        failed = _given_up()
+        try:
+            for attempt in range(ATTEMPTS_MAX):
+                mode: ReadMode = "primary" if attempt or deltas.app or deltas.user else "local"
+                found = await arun(self._view, read_pages(place, 0, head=mode, pages=mode))
+                known: Head = found.known
+                if found.head is not None and _is_last(found, data.data):
+                    revision, prepared = known.revision, known.prepared
+                    break
+                if found.head is None or not _is_current(session, found):
+                    if mode == "local":
+                        continue
+                    raise _refused(place, found)
+                await resolve(self._view, place, known.revision, known.prepared)
+                if prepared is None:
+                    prepared = await prepare(self._view, place, known.revision, revision, deltas)
+                head = _next(known, deltas, event.timestamp, revision, prepared)
+                try:
+                    await self._committed(place, appended(place, found, data, head, self._bytes_max), "append_event")
+                    break
+                except (VersionConflict, NotFound) as error:
+                    failed = error
+            else:
+                raise failed
+        except (StaleSessionError, SessionNotFoundError, StateCacheError) as error:
+            if prepared and not isinstance(error, OutcomeUnknown):
+                await withdraw(self._view, place, revision, prepared)
+            raise
+        await resolve(self._view, place, revision, prepared or [])
+        session.last_update_time, session._storage_update_marker = event.timestamp, revision
+
+    async def delete(self, place: Place) -> None:
+        """Delete a session and its events; what one commit has no room for is deleted after it."""
+        gone, failed = set[str](), _given_up()
+        for _ in range(ATTEMPTS_MAX):
+            state = await self._view.get(place.head, read="primary")
+            if state is None:
+                return
+            head = read_head(state)
+            await resolve(self._view, place, head.revision, head.prepared)
+            pages = [place.page(head, number) for number in range(1, head.pages + 1)]
+            now = [Delete(page) for page in pages[:_PAGES_A_COMMIT] if page not in gone]
+            try:
+                await self._committed(place, [Delete(place.head, expected=state), *now], "delete_session")
+            except (VersionConflict, NotFound) as error:
+                failed = error
+                if isinstance(error, NotFound):
+                    gone.add(error.key.partition("/")[2])
+                continue
+            if pages[_PAGES_A_COMMIT:]:
+                await self._view.delete_many(pages[_PAGES_A_COMMIT:], reason="delete_session")
+            return
+        raise failed
+
+    async def _committed(self, place: Place, writes: Writes, reason: str) -> None:
+        """Commit, and where the answer is lost, find out what became of it; what was not applied is sent again."""
+        try:
+            await self._view.commit(writes, reason=reason)
+        except OutcomeUnknown as error:
+            if not await is_applied(self._view, error, place.head):
+                await self._view.commit(writes, reason=reason)
+
+    async def _session(self, place: Place, head: Head, events: list[Event]) -> Session:
+        return _made(place, head, events, await states_of(self._view, [place.app, place.user]))
+
+
+def _made(place: Place, head: Head, events: list[Event], states: dict[str, dict[str, Any]]) -> Session:
+    """Return a session object that knows the revision that it is of."""
+    session = Session(
+        app_name=place.app_name, user_id=place.user_id, id=place.session_id, events=events,
+        state=merged(head, states[place.app], states[place.user]), last_update_time=head.last_update_time,
+    )  # fmt: skip
+    session._storage_update_marker = head.revision
+    return session
+
+
+def _next(known: Head, deltas: Deltas, at: float, revision: str, prepared: list[Of]) -> Head:
+    """Return the head of a session with an event more, but for its pages."""
+    state = {**given(known.state), **deltas.session}
+    return msgspec.structs.replace(
+        known, state=kept(state, 0, nul=False).data, last_update_time=at, revision=revision, prepared=prepared
+    )
+
+
+def _is_current(session: Session, found: Found) -> bool:
+    """Return whether a session object is as the session is.
+
+    One that no service gave knows no revision: then its last event counts, or its time.
+    """
+    head: Head = found.known
+    if session._storage_update_marker is not None:
+        return session._storage_update_marker == head.revision
+    last = found.items()[-1:]
+    same = [one["id"] for one in last] == [one.id for one in session.events[-1:]]
+    return same or head.last_update_time <= session.last_update_time
+
+
+def _is_last(found: Found, data: Any) -> bool:
+    """Return whether an event is the last one already: it was appended before, and its answer was lost."""
+    return bool(found.items()[-1:] == [given(data)])
+
+
+def _given_up() -> StateCacheError:
+    return UsageError(f"nothing came of {ATTEMPTS_MAX} attempts")
+
+
+def _refused(place: Place, found: Found) -> ValueError:
+    if found.head is None:
+        return SessionNotFoundError(f"Session {place.session_id} not found.")
+    return StaleSessionError(
+        "The session has been modified in storage since it was loaded. Please reload the session before appending "
+        "more events."
+    )

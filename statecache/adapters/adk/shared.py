@@ -1,0 +1,131 @@
+"""The states of apps and of users: what events change there takes effect with the event, or not at all.
+
+    prepare     the change is written beside the state, by the revision that the session will have with the event
+    commit      the session gets the event, and that revision
+    resolve     what was prepared becomes part of the state, and goes
+
+Between these, and after a crash, a change is in doubt, and the session's head decides: of the revision that it waits
+for, it takes effect; still of the one before, it may do so yet, and stays; of any other, it never will, and goes. For
+the head names where its last event was prepared, and who appends the next resolves that first. What is prepared is
+resolved by comparing the state with the one that was read, so it takes effect once, whoever resolves it, and a process
+that was stopped in between finds it gone.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from google.adk.platform import time as platform_time
+
+from statecache import CodecError, StateCacheError
+from statecache.adapters.adk.documents import Deltas, Of, Place, Prepared, Shared, read_head, read_shared
+from statecache.adapters.items import given, kept
+from statecache.adapters.plans import Declined
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from statecache import AsyncNamespace, State
+
+IN_DOUBT_S_MAX = 24 * 3600.0
+"""After so long a change whose session never got its event is given up: its process was killed in between."""
+
+
+async def prepare(view: AsyncNamespace[Any], place: Place, before: str, revision: str, deltas: Deltas) -> list[Of]:
+    """Write what an event changes in its app's and its user's state beside these; return which of them it concerns.
+
+    Where one of them cannot be written, the other is withdrawn.
+    """
+    concerned: list[Of] = []
+    parts: list[tuple[Of, str, dict[str, Any]]] = [
+        ("app", place.app, deltas.app), ("user", place.user, deltas.user),
+    ]  # fmt: skip
+    for of, name, delta in parts:
+        if delta:
+            change = Prepared(place.head, before, platform_time.get_time(), kept(delta, 0, nul=False).data)
+
+            def with_it(data: Any, change: Prepared = change, name: str = name) -> Any:
+                shared = _shared(data, name)
+                return _data(msgspec.structs.replace(shared, prepared={**shared.prepared, revision: change}))
+
+            try:
+                await view.update(name, with_it, default=_data(place.shared(of)), reason="prepare")
+            except StateCacheError:
+                await withdraw(view, place, revision, concerned)
+                raise
+            concerned.append(of)
+    return concerned
+
+
+async def resolve(view: AsyncNamespace[Any], place: Place, revision: str, prepared: Sequence[Of]) -> None:
+    """Let what was prepared for a revision that the session has got take effect, unless others have done so."""
+    for of in prepared:
+        await _decide(view, place.app if of == "app" else place.user, {revision: True})
+
+
+async def withdraw(view: AsyncNamespace[Any], place: Place, revision: str, prepared: Sequence[Of]) -> None:
+    """Have what was prepared for a revision go that the session will not get; where that fails, a reader does it."""
+    with suppress(StateCacheError):
+        for of in prepared:
+            await _decide(view, place.app if of == "app" else place.user, {revision: False})
+
+
+async def states_of(view: AsyncNamespace[Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the states of apps and users by their names, with all that has taken effect there by now."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, state in (await view.get_many(dict.fromkeys(names), read="primary")).items():
+        shared = None if state is None else read_shared(state)
+        if shared is not None and shared.prepared and (verdicts := await _verdicts(view, shared)):
+            shared = await _decide(view, name, verdicts) or shared
+        found[name] = {} if shared is None else {**given(shared.state)}
+    return found
+
+
+async def _verdicts(view: AsyncNamespace[Any], shared: Shared) -> dict[str, bool]:
+    """Return of what is prepared what takes effect, and what never will."""
+    names = dict.fromkeys(change.session for change in shared.prepared.values())
+    heads = await view.get_many(names, read="primary")
+    verdicts: dict[str, bool] = {}
+    for revision, change in shared.prepared.items():
+        head = heads[change.session]
+        at = "" if head is None else read_head(head).revision
+        if at == revision:
+            verdicts[revision] = True
+        elif at != change.before or platform_time.get_time() > change.at + IN_DOUBT_S_MAX:
+            verdicts[revision] = False
+    return verdicts
+
+
+async def _decide(view: AsyncNamespace[Any], name: str, verdicts: Mapping[str, bool]) -> Shared | None:
+    """Carry verdicts out on what is still prepared; return the state, or None where there is nothing to carry out."""
+
+    def decided(data: Any) -> Any:
+        shared = None if data is None else _shared(data, name)
+        if shared is None or not verdicts.keys() & shared.prepared.keys():
+            raise Declined
+        state = {**given(shared.state)}
+        for revision, change in shared.prepared.items():
+            if verdicts.get(revision):
+                state |= given(change.state)
+        left = {revision: change for revision, change in shared.prepared.items() if revision not in verdicts}
+        return _data(msgspec.structs.replace(shared, state=kept(state, 0, nul=False).data, prepared=left))
+
+    state: State[Any] | None
+    try:
+        state = await view.update(name, decided, default=None, reason="resolve")
+    except Declined:
+        state = await view.get(name, read="primary")
+    return None if state is None or state.value is None else read_shared(state)
+
+
+def _shared(data: Any, name: str) -> Shared:
+    try:
+        return msgspec.convert(data, Shared)
+    except msgspec.ValidationError as error:
+        raise CodecError(key=name, reason=f"it is no state of an app or of a user of ADK: {error}") from None
+
+
+def _data(shared: Shared) -> Any:
+    return msgspec.to_builtins(shared)
