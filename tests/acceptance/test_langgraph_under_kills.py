@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator
-from threading import Thread
 from typing import Annotated, Any, TypedDict
 
 import psycopg
@@ -18,6 +17,7 @@ from statecache import Settings, StateCache
 from statecache.adapters.langgraph import StateCacheSaver
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
+from tests.support.killer import Killer
 from tests.support.langgraph_stories import config
 
 ROUNDS, TASKS = 4, 3
@@ -70,37 +70,6 @@ def mortal() -> Iterator[Servers]:
     """Servers that may be killed, with a worker."""
     with servers(workers=1, fsync=False, settings={"shards": "4"}) as started:
         yield started
-
-
-class Killer:
-    """Kills one after the other, each while the graph works in a round, and starts it again while the graph goes on."""
-
-    def __init__(self, running: Servers, *names: str) -> None:
-        self._running, self._names, self.struck = running, names, list[str]()
-        self._restarting: list[Thread] = []
-
-    def __call__(self, number: int) -> None:
-        """Kill what is due in this round."""
-        self.wait()
-        name = self._names[number % len(self._names)]
-        if name == "worker":
-            self._running.kill_worker()
-            again: Callable[[], Any] = self._running.start_workers
-        else:
-            self._running.kill(name)
-
-            def again() -> None:
-                self._running.restart(name)
-
-        self.struck.append(name)
-        self._restarting.append(Thread(target=again))
-        self._restarting[-1].start()
-
-    def wait(self) -> None:
-        """Wait until all run again."""
-        for one in self._restarting:
-            one.join()
-        self._restarting.clear()
 
 
 @pytest.mark.parametrize("names", [("redis",), ("worker", "postgres", "redis")], ids="-".join)

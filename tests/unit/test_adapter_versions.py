@@ -5,14 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 from statecache import ConfigurationError
 from statecache.adapters.versions import require
 
+BESIDE = Path(__file__).parents[1] / "crewai" / "requirements.txt"
+"""What is installed into an environment beside, for CrewAI."""
 ADAPTERS = {
     "adk": ("google-adk", "a session service for ADK", "2.13", "2.14", "adk"),
+    "crewai": ("crewai", "persistence for flows of CrewAI", "1.15", "2", "crewai"),
     "langgraph": ("langgraph-checkpoint", "a checkpointer or a store for LangGraph", "4.3", "5", "langgraph"),
     "openai_agents": ("openai-agents", "a session for the OpenAI Agents SDK", "0.24", "0.25", "openai-agents"),
     "pydantic_ai": ("pydantic-ai-slim", "a conversation store for Pydantic AI", "2.68", "3", "pydantic-ai"),
@@ -57,5 +61,11 @@ def test_a_line_says_which_releases_an_adapter_needs_and_which_one_is_there(name
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_the_release_that_is_tested_with_is_within_the_bounds(name: str) -> None:
     package, _, since, before, _ = ADAPTERS[name]
-    tested = [int(part) for part in metadata.version(package).split(".")]
+    tested = [int(part) for part in _version(name, package).split(".")]
     assert [int(part) for part in since.split(".")] <= tested < [int(part) for part in before.split(".")]
+
+
+def _version(name: str, package: str) -> str:
+    if name != "crewai":
+        return metadata.version(package)
+    return dict(line.split("==") for line in BESIDE.read_text().splitlines())[package]

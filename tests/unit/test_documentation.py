@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -98,9 +99,23 @@ ADAPTERS = {
 }
 
 
+BESIDE = {"crewai": ("docs/adapters/crewai.md", "persistence", "StateCacheFlowPersistence")}
+"""Adapters that cannot be imported here, for what they are for is installed beside: their pages name what they have."""
+
+
 def test_the_adapters_are_all_that_there_are() -> None:
     packages = {file.parent.name for file in (ROOT / "statecache/adapters").glob("*/__init__.py")}
-    assert packages == ADAPTERS.keys()
+    assert packages == ADAPTERS.keys() | BESIDE.keys()
+
+
+@pytest.mark.parametrize("package", BESIDE)
+def test_what_an_adapter_has_of_its_own_is_on_its_page(package: str) -> None:
+    page, module, name = BESIDE[package]
+    tree = ast.parse((ROOT / f"statecache/adapters/{package}/{module}.py").read_text())
+    (kind,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    own = {node.name for node in kind.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
+    assert len(own) > 5
+    assert {one for one in own if f"`{one}" not in PAGES[page] and f".{one}(" not in PAGES[page]} == set()
 
 
 @pytest.mark.parametrize(("package", "name"), [(package, name) for package in ADAPTERS for name in ADAPTERS[package]])

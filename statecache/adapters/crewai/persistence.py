@@ -1,0 +1,171 @@
+"""The persistence: the methods that flows call, in whatever thread, inside of event loops and outside.
+
+CrewAI calls each of them without await, and waits. A save is written over what is there, as its own persistence does:
+of two processes that run one flow at once the one that saves last is what `load_state` gives, and both are in the
+history.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from typing import TYPE_CHECKING, Any, Self
+
+from crewai.flow.async_feedback.types import PendingFeedbackContext
+from crewai.flow.persistence.base import FlowPersistence
+from pydantic import BaseModel, Field, PrivateAttr
+
+from statecache import CodecError, Set, Settings, StateCache, UsageError
+from statecache.adapters.clients import Clients, OnClients, settings_of
+from statecache.adapters.items import given, kept
+from statecache.adapters.plans import Plan, call
+from statecache.adapters.segments import refuse_nul, refuse_parted, segment
+
+if TYPE_CHECKING:
+    from statecache import Durability, State
+
+NAMESPACE = "crewai"
+FLOW_BYTES_MAX = 200
+"""How many UTF-8 bytes of a flow's id stand in a name."""
+
+
+class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[misc,unused-ignore]
+    """Persistence for flows of CrewAI on statecache: hot in Redis, durable in Postgres.
+
+    `cache` is a `StateCache`, which any number may share, or `Settings`; without it settings come from STATECACHE_*
+    variables. On settings it makes a client of its own when one is first needed, and closes it: use it as a context
+    manager, or call `close`. A client that is given stays open. `namespace` is that of all its states. `durability` is
+    when a save counts as saved, the setting without it. Copies share the client.
+
+    What statecache raises is raised: `OutcomeUnknown` where nobody knows whether a save was applied, `CodecError` for a
+    state that is no JSON, `LimitExceeded` for one above 8 MiB. `@persist` makes a RuntimeError of each of them.
+    """
+
+    persistence_type: str = Field(default="StateCacheFlowPersistence")
+    namespace: str = NAMESPACE
+    durability: str | None = None
+    _clients: Clients = PrivateAttr()
+
+    def __init__(
+        self,
+        cache: StateCache | Settings | None = None,
+        /,
+        *,
+        namespace: str = NAMESPACE,
+        durability: Durability | None = None,
+        **fields: Any,
+    ) -> None:
+        super().__init__(namespace=namespace, durability=durability, **fields)
+        refuse_parted(namespace, "a flow")
+        if cache is not None and not isinstance(cache, (StateCache, Settings)):
+            what = f"persistence for flows stands on a StateCache or on Settings, not on a {type(cache).__name__}"
+            raise UsageError(what, hint="CrewAI calls it without await.")
+        on, policy = Settings() if cache is None else cache, {"durability": durability}
+        self._clients = Clients(on, namespace, policy, of="persistence", awaited="none")
+
+    @classmethod
+    def from_url(
+        cls,
+        *,
+        url: str | None = None,
+        postgres_url: str | None = None,
+        namespace: str = NAMESPACE,
+        durability: Durability | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Return persistence with a client of its own; `url` is that of Redis.
+
+        What is not given comes from STATECACHE_* variables; every other setting may be given by its name.
+        """
+        return cls(settings_of(url, postgres_url, settings), namespace=namespace, durability=durability)
+
+    def group_of(self, flow_uuid: str) -> str:
+        """Return the key of the group that a flow is, as `log`, `erase` and `rollback` take it."""
+        return f"{self.namespace}/{_name(flow_uuid)}"
+
+    def init_db(self) -> None:
+        """Look whether Redis and Postgres can be used; raise what hinders that. `statecache migrate` sets them up."""
+        self.setup()
+
+    def save_state(self, flow_uuid: str, method_name: str, state_data: dict[str, Any] | BaseModel) -> None:
+        """Save what a flow has come to, under the name of the method that finished as the reason."""
+        name = _name(flow_uuid)
+        self._clients.run(call("set", name, _kept(_plain(state_data), name), reason=method_name))
+
+    def load_state(self, flow_uuid: str) -> dict[str, Any] | None:
+        """Return what was saved last of a flow, or None where nothing was, or was deleted."""
+        state: State[Any] | None = self._clients.run(call("get", _name(flow_uuid), read="primary"))
+        value = None if state is None else given(state.value)
+        return value if isinstance(value, dict) else None
+
+    def save_pending_feedback(
+        self, flow_uuid: str, context: PendingFeedbackContext, state_data: dict[str, Any] | BaseModel
+    ) -> None:
+        """Save what a flow has come to, and what it waits for, in one commit; what it waited for before is replaced."""
+        name, state = _name(flow_uuid), _plain(state_data)
+        pending = {"context": _kept(context.to_dict(), name), "state": _kept(state, name)}
+        writes = [Set(name, _kept(state, name)), Set(f"{name}/pending", pending)]
+        self._clients.run(call("commit", writes, reason=context.method_name))
+
+    def load_pending_feedback(self, flow_uuid: str) -> tuple[dict[str, Any], PendingFeedbackContext] | None:
+        """Return what a paused flow has come to, and what it waits for; None for one that waits for nothing."""
+        state: State[Any] | None = self._clients.run(call("get", f"{_name(flow_uuid)}/pending", read="primary"))
+        if state is None:
+            return None
+        try:
+            return given(state.value["state"]), PendingFeedbackContext.from_dict(given(state.value["context"]))
+        except (TypeError, KeyError) as error:
+            raise CodecError(key=state.key, reason=f"it holds no pending feedback: {error!r}") from error
+
+    def clear_pending_feedback(self, flow_uuid: str) -> None:
+        """Forget what a flow waited for; where it waited for nothing, do nothing."""
+        self._clients.run(_cleared(f"{_name(flow_uuid)}/pending"))
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        return self
+
+
+def _cleared(name: str) -> Plan[None]:
+    found: State[Any] | None = yield from call("get", name, read="primary")
+    if found is not None:
+        yield from call("delete", name, reason="resumed")
+
+
+def _name(flow_uuid: str) -> str:
+    refuse_nul("a flow's id", flow_uuid)
+    return segment(str(flow_uuid), FLOW_BYTES_MAX)
+
+
+def _plain(state_data: dict[str, Any] | BaseModel) -> dict[str, Any]:
+    """Return a flow's state as a dict, as CrewAI's own persistence takes it."""
+    if isinstance(state_data, BaseModel):
+        return _of_model(state_data)
+    if isinstance(state_data, dict):
+        return state_data
+    raise ValueError(f"state_data is a BaseModel or a dict, not a {type(state_data).__name__}")
+
+
+def _of_model(model: BaseModel) -> dict[str, Any]:
+    try:
+        return model.model_dump(mode="json")
+    except ValueError:  # something in it that pydantic has no JSON for
+        return model.model_dump(mode="python")
+
+
+def _kept(value: dict[str, Any], name: str) -> Any:
+    """Return a value as it is kept; what JSON has no form for becomes a list or a text, as CrewAI has it."""
+    try:
+        return kept(json.loads(json.dumps(value, default=_as_json)), 0).data
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CodecError(key=name, reason=f"a flow's state is what json can write: {error}") from error
+
+
+def _as_json(value: object) -> Any:
+    if isinstance(value, BaseModel):
+        return _of_model(value)
+    if isinstance(value, (set, tuple)):
+        return list(value)
+    return value.isoformat() if isinstance(value, date) else str(value)

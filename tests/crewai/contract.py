@@ -1,0 +1,367 @@
+"""The contract of persistence for flows, run by a Python that has CrewAI: see `test_crewai` for how and on what.
+
+The environment says on which servers, and in `CONFIGURATION` what is done to them between a save and a load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime
+from itertools import count
+from pathlib import Path
+from threading import Event
+from typing import Any
+from uuid import UUID
+
+import pytest
+import redis
+from crewai.flow.async_feedback.types import HumanFeedbackPending, PendingFeedbackContext
+from crewai.flow.flow import Flow, listen, start
+from crewai.flow.human_feedback import human_feedback
+from crewai.flow.persistence import persist
+from crewai.flow.persistence.sqlite import SQLiteFlowPersistence
+from pydantic import BaseModel
+
+from statecache import CodecError, LimitExceeded, Settings, StateCache, UsageError
+from statecache.adapters.crewai import StateCacheFlowPersistence
+
+CONFIGURATION = os.environ.get("CONFIGURATION", "normal")
+_numbers = count(1)
+
+
+class Both:
+    """Persistence as flows see it: every call is made on the next of its clients, every load after what is done."""
+
+    def __init__(self, clients: list[StateCache]) -> None:
+        self.clients = clients
+        durability: Any = "postgres" if CONFIGURATION == "cold" else None
+        self._persistences = [StateCacheFlowPersistence(one, durability=durability) for one in clients]
+        self._turn = count()
+
+    def next(self) -> StateCacheFlowPersistence:
+        """Return the persistence for the next call."""
+        if CONFIGURATION == "cold":
+            self.forget()
+        return self._persistences[next(self._turn) % len(self._persistences)]
+
+    def forget(self) -> None:
+        """Take all states of flows from Redis, all of which are durable."""
+        settings = self.clients[0].settings
+        with redis.Redis.from_url(settings.redis_url) as raw:
+            for name in raw.scan_iter(f"{settings.prefix}:*:state:crewai/*"):
+                raw.delete(name)
+
+
+@pytest.fixture(scope="module")
+def clients() -> Iterator[list[StateCache]]:
+    """The clients, which read their settings from the environment."""
+    made = [StateCache() for _ in range(2 if CONFIGURATION == "two clients" else 1)]
+    yield made
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def both(clients: list[StateCache]) -> Both:
+    """Return persistence on the clients."""
+    return Both(clients)
+
+
+@pytest.fixture
+def flow_id() -> str:
+    """Return the id of a flow that nobody has."""
+    return f"{CONFIGURATION.replace(' ', '-')}-{os.getpid()}-{next(_numbers)}"
+
+
+class Told(BaseModel):
+    """What the flows here come to."""
+
+    id: str = ""
+    done: list[str] = []
+    said: str = ""
+
+
+class Asks:
+    """What asks somebody for feedback, who answers another day."""
+
+    def request_feedback(self, context: PendingFeedbackContext, flow: Any) -> str:
+        """Have the flow paused."""
+        raise HumanFeedbackPending(context=context)
+
+
+def flow_of(persistence: Any) -> type[Any]:
+    """Return a flow of two steps that is persisted after each."""
+
+    @persist(persistence)
+    class Steps(Flow[Told]):
+        _skip_auto_memory = True
+
+        @start()
+        def first(self) -> None:
+            self.state.done.append("first")
+
+        @listen(first)
+        def second(self) -> None:
+            self.state.done.append("second")
+            if self.state.said == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return Steps
+
+
+def asking(persistence: Any) -> type[Any]:
+    """Return a flow that asks for feedback and goes on with it."""
+
+    @persist(persistence)
+    class Review(Flow[Told]):
+        _skip_auto_memory = True
+
+        @start()
+        @human_feedback(message="Is it right?", provider=Asks())
+        def draft(self) -> str:
+            self.state.done.append("draft")
+            return "a draft"
+
+        @listen(draft)
+        def publish(self, result: Any) -> None:
+            self.state.said = result.feedback
+
+    return Review
+
+
+def context(flow_id: str, **more: Any) -> PendingFeedbackContext:
+    """Return what a paused flow waits for."""
+    return PendingFeedbackContext(
+        flow_id=flow_id, flow_class="Review", method_name="draft", method_output={"title": "a draft"},
+        message="Is it right?", emit=["yes", "no"], **more,
+    )  # fmt: skip
+
+
+# What is saved and loaded.
+
+
+def test_what_was_saved_last_is_loaded(both: Both, flow_id: str) -> None:
+    assert both.next().load_state(flow_id) is None
+    for number in range(3):
+        both.next().save_state(flow_id, "step", {"id": flow_id, "number": number})
+        assert both.next().load_state(flow_id) == {"id": flow_id, "number": number}
+    both.next().save_state(flow_id, "step", Told(id=flow_id, done=["a"]))
+    assert both.next().load_state(flow_id) == {"id": flow_id, "done": ["a"], "said": ""}
+    assert both.next().load_state(flow_id + "0") is None
+
+
+STRANGE: list[Any] = [
+    {},
+    {"when": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "day": date(2026, 1, 2), "who": UUID(int=7)},
+    {"set": {1}, "tuple": (1, (2, "x")), "bytes": b"\0x", "model": Told(id="7")},
+    {
+        "deep": {"of": [Told(done=["x"]), {"at": datetime(2026, 1, 2, tzinfo=UTC)}]},
+        3: "a number",
+        None: "none",
+        True: "yes",
+    },
+    {"nan": float("inf"), "text": "a\0b", "half": "\ud83d", "large": 2**80},
+    {"$json": "looks like it"},
+    {"id": "x", "said": "a long text " * 50_000},
+]
+
+
+@pytest.mark.parametrize("state", STRANGE, ids=str)
+def test_what_json_has_no_form_for_comes_back_as_from_crewais_own(
+    both: Both, flow_id: str, state: Any, tmp_path: Any
+) -> None:
+    own = SQLiteFlowPersistence(str(tmp_path / "flows.db"))
+    for persistence in (own, both.next()):
+        persistence.save_state(flow_id, "step", state)
+    assert repr(both.next().load_state(flow_id)) == repr(own.load_state(flow_id))
+
+
+@pytest.mark.parametrize("name", ["a/b", "", "-", "%2F", "a:b c", "é" * 300, "x" * 5000, "💥"])
+def test_any_id_names_a_flow_of_its_own(both: Both, name: str) -> None:
+    both.next().save_state(name, "step", {"id": name})
+    both.next().save_state(name + "/pending", "step", {"id": "another"})
+    both.next().save_state(name + " ", "step", {"id": "a third"})
+    assert both.next().load_state(name) == {"id": name}
+    assert both.next().load_pending_feedback(name) is None
+
+
+def test_what_cannot_be_kept_is_refused_before_anything_is_written(both: Both, flow_id: str) -> None:
+    cyclic: dict[str, Any] = {}
+    cyclic["itself"] = cyclic
+    refused: list[tuple[Any, Any, type[Exception]]] = [
+        (flow_id, [1], ValueError), (flow_id, "text", ValueError), (flow_id, cyclic, CodecError),
+        (flow_id, {(1, 2): 3}, CodecError), ("a\0b", {}, UsageError), (flow_id, {"x": "x" * (9 << 20)}, LimitExceeded),
+    ]  # fmt: skip
+    for name, state, error in refused:
+        with pytest.raises(error):
+            both.next().save_state(name, "step", state)
+    assert both.next().load_state(flow_id) is None
+    with pytest.raises(UsageError, match="not on a dict"):
+        StateCacheFlowPersistence({})  # type: ignore[arg-type]
+
+
+# What a paused flow waits for.
+
+
+def test_pending_feedback_is_saved_with_the_state_replaced_and_cleared(both: Both, flow_id: str) -> None:
+    assert both.next().load_pending_feedback(flow_id) is None
+    both.next().clear_pending_feedback(flow_id)
+    for number in (1, 2):
+        asked = context(
+            flow_id, metadata={"number": number, "at": datetime(2026, 1, 2, tzinfo=UTC)}, trace_context=(1, 2)
+        )
+        both.next().save_pending_feedback(flow_id, asked, Told(id=flow_id, said=str(number)))
+        found = both.next().load_pending_feedback(flow_id)
+        assert found is not None
+        assert found[0] == both.next().load_state(flow_id) == {"id": flow_id, "done": [], "said": str(number)}
+        assert found[1].to_dict() == asked.to_dict()
+    both.next().save_state(flow_id, "step", Told(id=flow_id, said="later"))
+    found = both.next().load_pending_feedback(flow_id)
+    assert found is not None
+    assert found[0]["said"] == "2", "it is the state in which the flow was paused"
+    for _ in range(2):
+        both.next().clear_pending_feedback(flow_id)
+        assert both.next().load_pending_feedback(flow_id) is None
+    state = both.next().load_state(flow_id)
+    assert state is not None
+    assert state["said"] == "later"
+
+
+def test_a_paused_flow_is_resumed_by_another_process(both: Both, flow_id: str) -> None:
+    review = asking(both.next())
+    told = review(persistence=both.next()).kickoff(inputs={"id": flow_id})
+    assert isinstance(told, HumanFeedbackPending)
+    flow = asking(both.next()).from_pending(flow_id, both.next())
+    flow.resume("it is")
+    assert flow.state.said == "it is"
+    assert both.next().load_pending_feedback(flow_id) is None
+    state = both.next().load_state(flow_id)
+    assert state is not None
+    assert (state["done"], state["said"]) == (["draft"], "it is")
+
+
+# Flows.
+
+
+def test_a_flow_goes_on_from_what_it_had_come_to_and_each_method_is_in_its_history(both: Both, flow_id: str) -> None:
+    for _ in range(2):
+        flow = flow_of(both.next())()
+        flow.kickoff(inputs={"id": flow_id})
+    assert flow.state.done == ["first", "second"] * 2
+    cache, group = both.clients[0], both.next().group_of(flow_id)
+    reasons = [one.reason for one in cache.history(group)]
+    assert [one for one in reasons if one in ("first", "second")] == ["first", "second"] * 2
+    cache.rollback(group, 1)
+    state = both.next().load_state(flow_id)
+    assert state is not None
+    assert state["done"] == ["first"]
+    if CONFIGURATION != "paused":  # no worker takes the version to Postgres that a branch begins from
+        cache.branch(group, both.next().group_of(f"{flow_id}-b"))
+        assert both.next().load_state(f"{flow_id}-b") == state
+
+
+def test_a_flow_that_was_killed_is_gone_on_with(both: Both, flow_id: str) -> None:
+    died = subprocess.run([sys.executable, __file__, flow_id], check=False, timeout=120)
+    assert died.returncode == -signal.SIGKILL
+    state = both.next().load_state(flow_id)
+    assert state is not None
+    assert state["done"] == ["first"]
+    flow = flow_of(both.next())()
+    flow.kickoff(inputs={"id": flow_id, "said": "live"})
+    assert flow.state.done == ["first", "first", "second"]
+
+
+def test_the_flow_of_the_page_says_what_the_page_does(both: Both) -> None:
+    without_memory = "from crewai.flow.flow import Flow; Flow._skip_auto_memory = True; import runpy, sys"
+    run = f"{without_memory}; runpy.run_path(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", run, str(Path(__file__).parent / "agent.py")],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert "['paid', 'packed', 'packed']" in done.stdout.splitlines()
+    assert both.next().load_state("order/9") == {"id": "order/9", "steps": ["paid", "packed", "packed"]}
+    both.clients[0].delete("crewai/order%2F9")
+
+
+def test_threads_and_event_loops_may_use_one_persistence(both: Both, flow_id: str) -> None:
+    persistence = both.next()
+
+    def saves(number: int) -> None:
+        name = f"{flow_id}-{number % 4}"
+        persistence.save_state(name, "step", {"id": name, "number": number})
+
+    with ThreadPoolExecutor(8) as pool:
+        [*pool.map(saves, range(40))]
+
+    async def within() -> Any:
+        saves(40)
+        return persistence.load_state(f"{flow_id}-0")
+
+    assert asyncio.run(within()) == {"id": f"{flow_id}-0", "number": 40}
+    for number in range(4):
+        history = both.clients[0].history(persistence.group_of(f"{flow_id}-{number}"), values=True)
+        saved = sorted(one.value["number"] for one in history)
+        assert saved == [*range(number, 41 if number == 0 else 40, 4)]
+
+
+def test_copies_share_a_client_and_a_persistence_is_made_again_from_its_fields(both: Both, flow_id: str) -> None:
+    persistence = both.next()
+    for one in (copy.copy(persistence), copy.deepcopy(persistence)):
+        one.save_state(flow_id, "step", {"id": flow_id})
+    again = StateCacheFlowPersistence.model_validate(persistence.model_dump(mode="json"))
+    assert (again.namespace, again.persistence_type) == ("crewai", "StateCacheFlowPersistence")
+    again.init_db()
+    assert again.load_state(flow_id) == {"id": flow_id}
+    again.close()
+    with pytest.raises(UsageError, match="closed"):
+        again.load_state(flow_id)
+    assert "***" not in str(persistence.model_dump())
+    assert "redis" not in str(persistence.model_dump())
+
+
+def test_a_namespace_and_settings_may_be_given(both: Both, flow_id: str) -> None:
+    settings = Settings()
+    with StateCacheFlowPersistence(settings, namespace="others") as others:
+        others.save_state(flow_id, "step", {"id": "other"})
+        assert others.group_of(flow_id) == f"others/{flow_id}"
+    with StateCacheFlowPersistence.from_url(
+        url=settings.redis_url, postgres_url=settings.postgres_url, namespace="others", prefix=settings.prefix
+    ) as again:
+        assert again.load_state(flow_id) == {"id": "other"}
+    assert both.next().load_state(flow_id) is None
+    with pytest.raises(UsageError, match="more than one segment"):
+        StateCacheFlowPersistence(namespace="a/b")
+
+
+def dies(flow_id: str) -> None:
+    """Run a flow whose second method kills this process."""
+    with StateCache() as cache:
+        durability: Any = "postgres" if CONFIGURATION == "cold" else None
+        flow_of(StateCacheFlowPersistence(cache, durability=durability))().kickoff(
+            inputs={"id": flow_id, "said": "die"}
+        )
+
+
+def saves(flow_id: str, times: int) -> None:
+    """Save a number after the other, and load each; say so after the first."""
+    with StateCacheFlowPersistence(Settings(timeout_s=30.0)) as persistence:
+        for number in range(times):
+            persistence.save_state(flow_id, "step", {"number": number})
+            assert persistence.load_state(flow_id) == {"number": number}
+            sys.stdout.write(f"{number}\n")
+            sys.stdout.flush()
+            Event().wait(0.02)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        saves(sys.argv[1], int(sys.argv[2]))
+    else:
+        dies(sys.argv[1])
