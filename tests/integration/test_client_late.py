@@ -184,25 +184,39 @@ async def test_a_create_that_is_refused_is_told_so_at_once(
         assert (await client.create("runs/42", "another", timeout=60.0)).version == 3
 
 
-async def test_a_create_that_redis_cannot_be_told_to_refuse_waits_until_it_would_be_late(
+async def test_a_create_that_redis_has_no_room_to_remember_waits_until_it_would_be_late(
     cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch, redis_raw: Any, keys: KeySpace
 ) -> None:
-    """The hash that would remember it is another's by then."""
+    """It remembers a hundred of a shard, for as long as their attempts may arrive."""
     assert await cache.get("runs/42") is None
-
-    async def meanwhile() -> None:
-        await cache.set("runs/42", "somebody's")
-        redis_raw.rename(keys.hydrating(keys.shard("runs/42")), "kept")
-        redis_raw.set(keys.hydrating(keys.shard("runs/42")), "another's")
-
-    stray = Stray(monkeypatch, meanwhile)
+    meta, others = keys.meta(keys.shard("runs/42")), "".join(f" other-{number}=9999999999999" for number in range(100))
+    redis_raw.hset(meta, "refused", others)
+    stray = Stray(monkeypatch, partial(cache.set, "runs/42", "somebody's"))
     async with AsyncStateCache(settings=settings) as client:
         with pytest.raises(AlreadyExists):
             await client.create("runs/42", "overdue", timeout=4.0)
-    redis_raw.rename("kept", keys.hydrating(keys.shard("runs/42")))
+    assert redis_raw.hget(meta, "refused").decode() == others
     await cache.delete("runs/42")
     assert await stray.arrives(cache) == b"LATE"
     assert await cache.get("runs/42") is None
+
+
+async def test_what_can_no_longer_arrive_is_forgotten(
+    cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch, redis_raw: Any, keys: KeySpace
+) -> None:
+    meta = keys.meta(keys.shard("runs/42"))
+    for number in range(3):
+        await cache.delete("runs/42")
+        if number == 0:
+            redis_raw.hset(meta, "refused", " gone=1 stays=9999999999999")
+        with monkeypatch.context() as patched:
+            Stray(patched, partial(cache.set, "runs/42", "somebody's"))
+            async with AsyncStateCache(settings=settings) as client:
+                with pytest.raises(AlreadyExists):
+                    await client.create("runs/42", "overdue", timeout=600.0)
+    refused = redis_raw.hget(meta, "refused").decode().split()
+    assert refused[0] == "stays=9999999999999"
+    assert len(refused) == 4
 
 
 async def test_what_a_full_backlog_refuses_is_not_applied_when_it_arrives_afterwards(

@@ -21,8 +21,7 @@
 --   MISSING     index of each state that is not in Redis
 --   UNSURE      this repeat may have been applied long ago: look it up; with a position it was, and that is all it knows
 --   REUSED      index of a state at which the change_id is another change's, applied at that version
---   CONFLICT    index, its change_id, its op, or `expired` where its end has come; and FINAL where attempts that were
---               never answered will not be executed any more
+--   CONFLICT    index, its change_id, its op, or `expired` where its end has come; and FINAL (see `refused`)
 --   STALE       the lock whose lease is not the commit's any more, its token, and the holder now, or ''
 --   HELD        the lock that somebody else holds, and the holder
 --   POLICY      enforced: the namespace's locks are, and the commit does not name those in its way; advisory: it does,
@@ -54,7 +53,7 @@ if unanswered then others_until = string.match(others_until, '^%d+') end
 
 -- Fence: this server is the one that opened the shard's epoch, and a primary: what a replica refuses may be long past.
 local head = pcall('HMGET', meta, 'epoch', 'replid', 'n', 'entries', 'bytes', 'flushed_entries', 'flushed_bytes',
-  'enforced')
+  'enforced', 'refused')
 if head.err then return { nonce, 'FOREIGN', meta, head.err } end
 local epoch, replid, fence, replicas = head[1], head[2], ARGV[3], nil
 if #fence > 3 then fence, replicas = string.match(fence, '^(%a+) (%d+)$') end
@@ -197,8 +196,7 @@ for i = 1, count do
   end
   if not holds then
     local conflict = { nonce, 'CONFLICT', i, state[2], state[3] }
-    local refused = unanswered and '!' .. unanswered .. '|' .. epoch .. '|' .. others_until
-    if refused and type(pcall('HSET', hydrating, '!' .. change_id, refused)) == 'number' then conflict[6] = 'FINAL' end
+-- include refused
     return conflict
   end
 end
@@ -270,12 +268,14 @@ local dirty = pcall('ZCARD', unflushed)
 if type(dirty) == 'table' then return { nonce, 'FOREIGN', unflushed, dirty.err } end
 local hydrations = pcall('HLEN', hydrating)
 if type(hydrations) == 'table' then return { nonce, 'FOREIGN', hydrating, hydrations.err } end
--- A first attempt that comes after another one was applied, so late that `recent` may have forgotten that; and any that
--- its writer has given up, and was told that the commit is refused.
-local told = hydrations > 1 and call('HGET', hydrating, '!' .. change_id)
-if told then
-  local refused = tonumber(string.match(told, '^!(%d+)|'))
-  if refused and latest and tonumber(latest) <= refused or not (refused or is_repeat) then return { nonce, 'LATE' } end
+-- A first attempt that comes after another one was applied, so late that `recent` may have forgotten that.
+if hydrations > 1 and not is_repeat and call('HEXISTS', hydrating, '!' .. change_id) == 1 then
+  return { nonce, 'LATE' }
+end
+-- An attempt that was given up, and whose writer was told since that the commit is refused.
+local told = head[9] and find(head[9], ' ' .. change_id .. '=', 1, true)
+if told and latest and tonumber(latest) <= tonumber(string.match(head[9], '^%d+', told + #change_id + 2)) then
+  return { nonce, 'LATE' }
 end
 
 -- Rights: a user may have lost one since the handshake, and what comes behind XADD must not be refused.

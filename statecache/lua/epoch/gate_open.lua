@@ -11,12 +11,7 @@
 local fence = ARGV[3]
 -- include lineage
 if redis.call('HGET', KEYS[1], 'reservation') ~= ARGV[1] or server ~= ARGV[2] then return 0 end
-local held = redis.pcall('HKEYS', KEYS[4])
-if held.err then redis.call('DEL', KEYS[4]) end
-redis.call('HDEL', KEYS[4], '_') -- first: a script that removes something may go on when memory is full
-for _, field in ipairs(held) do -- what is known of attempts that may still arrive stays
-  if string.sub(field, 1, 1) ~= '!' then redis.call('HDEL', KEYS[4], field) end
-end
+redis.call('DEL', KEYS[4]) -- first: a script that has removed something may go on when memory is full
 local start = ARGV[4] .. '-' .. ARGV[5]
 local added = redis.pcall('XADD', KEYS[2], start, '_', '_')
 if type(added) == 'table' and added.err then return 0 end

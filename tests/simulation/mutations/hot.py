@@ -40,16 +40,9 @@ HOT = {
     ),
     "conflict made final": Mutant(
         "a conflict is called final although an attempt that is on its way would still be executed",
-        "statecache/lua/commit/commit.lua",
-        "    if refused and type(pcall('HSET', hydrating, '!' .. change_id, refused)) == 'number' then",
-        "    if refused then",
-        by="scenarios refused_late",
-    ),
-    "refused across epochs": Mutant(
-        "what is known of refused attempts goes with the epoch, in whose successor they may arrive",
-        "statecache/lua/epoch/gate_open.lua",
-        "  if string.sub(field, 1, 1) ~= '!' then",
-        "  if true then",
+        "statecache/lua/refused.lua",
+        "others < 100 and type(pcall('HSET', meta, 'refused', refused)) == 'number'",
+        "refused",
         by="scenarios refused_late",
     ),
     "used change_id": Mutant(
