@@ -65,7 +65,7 @@ def test_every_save_is_in_the_history_though_servers_and_worker_are_killed(tmp_p
     with servers(workers=1, fsync=False, settings={"shards": "4"}) as mortal:
         told, killer = list[str](), Killer(mortal, "redis", "postgres", "worker")
         environment = _environment(mortal, tmp_path, STATECACHE_SHARDS="4")
-        command = [PYTHON, CONTRACT, "42", str(SAVES)]
+        command = [str(PYTHON), CONTRACT, "42", str(SAVES)]
         with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as flow:
             assert flow.stdout is not None
             for line in flow.stdout:
