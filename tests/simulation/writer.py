@@ -295,8 +295,10 @@ class Noting:
         if isinstance(error, OutcomeUnknown):
             recorder.unknown(sent, error, change_id=error.change_id)
             self.change_id = error.change_id
-            if sent.kind == "write":  # a checkpoint is a state of its own
-                self.unknown.append((error.change_id, sent.keys[0]))
+            if (
+                sent.kind == "write"
+            ):  # a checkpoint is a state of its own; what goes back may leave the first key as it is
+                self.unknown.append((error.change_id, error.keys[0]))
         elif isinstance(error, DurabilityNotMet):
             recorder.ok(sent, change_id=error.change_id, level="memory")
             self.change_id = error.change_id if self._again else ""
