@@ -76,7 +76,8 @@ class Clients:
         """Carry out a plan for a caller who awaits it."""
         if self._loops is None:
             return await asyncio.to_thread(run, self._sync_view(), plan)
-        self._loop = self._loop or asyncio.get_running_loop()
+        if self._settings is None:
+            self._loop = self._loop or asyncio.get_running_loop()
         return await arun(self._loops.here().view, plan)
 
     def stream(self, listing: Listing) -> Iterator[Any]:

@@ -22,11 +22,9 @@ from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, rows
 from tests.fixtures.servers import MakeSettings
-from tests.support.adk_services import ID, WHOSE, event, loaded, texts
+from tests.support.adk_services import CHANGES, GROUP, ID, WHOSE, event, loaded, names, texts
 
 MIB = 1024 * 1024
-CHANGES: dict[str, Any] = {"app:n": 1, "user:n": 1, "n": 1}
-GROUP = "adk/orders:alice:42"
 
 
 @pytest.fixture
@@ -39,11 +37,6 @@ async def service(cache: AsyncStateCache) -> StateCacheSessionService:
 async def session(service: StateCacheSessionService) -> Session:
     """A session of it."""
     return await service.create_session(**ID)
-
-
-async def names(cache: AsyncStateCache) -> list[str]:
-    """Return the keys of the session's states."""
-    return [state.key async for state in cache.list(GROUP, values=False)]
 
 
 async def test_pages_are_bounded_in_bytes(

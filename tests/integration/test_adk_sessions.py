@@ -17,8 +17,9 @@ from google.genai import types
 
 from statecache import Settings
 from statecache_workers.worker import Worker
-from tests.support.adk_services import ID, KINDS, WHOSE, Kind, MakeService, event, loaded, texts
+from tests.support.adk_services import ID, KINDS, WHOSE, MakeService, event, loaded, texts
 from tests.support.openai_sessions import World
+from tests.support.standing_on import Kind
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)

@@ -25,13 +25,11 @@ from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, flushing, rows
-from tests.support.adk_services import ID, WHOSE, event, loaded, texts
+from tests.support.adk_services import CHANGES, GROUP, ID, WHOSE, event, loaded, names, texts
 from tests.support.disturbed_commits import counting_exchanges, holding_commits, losing_an_outcome
 from tests.support.fault_proxy import FaultProxy, Kind
 
 MIB = 1024 * 1024
-CHANGES: dict[str, Any] = {"app:n": 1, "user:n": 1, "n": 1}
-GROUP = "adk/orders:alice:42"
 
 
 @pytest.fixture
@@ -44,11 +42,6 @@ async def service(cache: AsyncStateCache) -> StateCacheSessionService:
 async def session(service: StateCacheSessionService) -> Session:
     """A session of it."""
     return await service.create_session(**ID)
-
-
-async def names(cache: AsyncStateCache) -> list[str]:
-    """Return the keys of the session's states."""
-    return [state.key async for state in cache.list(GROUP, values=False)]
 
 
 async def test_a_long_conversation_costs_no_more_to_append_to_than_a_short_one(

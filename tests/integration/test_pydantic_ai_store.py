@@ -33,7 +33,8 @@ from statecache import Settings
 from statecache_workers.worker import Worker
 from tests.support.openai_sessions import World
 from tests.support.pydantic_ai_agent import answer
-from tests.support.pydantic_ai_stores import KINDS, Compared, Kind, MakeStore, saved, told, turn, turns
+from tests.support.pydantic_ai_stores import KINDS, Compared, MakeStore, saved, told, turn, turns
+from tests.support.standing_on import Kind
 
 HARD: list[ModelMessage] = [
     ModelRequest(

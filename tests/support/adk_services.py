@@ -1,17 +1,8 @@
-"""What session services of ADK may stand on, each a maker of services, and events that are told apart.
-
-flushed        one client, and a worker that is at work beside it
-paused         one client, and no worker: nothing is in Postgres
-emptied        before every call all is flushed, and Redis loses every state that is clean
-alternating    two clients, whose turn it is call by call
-on_settings    services with clients of their own
-in_memory      what stands for servers in unit tests
-"""
+"""Session services of ADK on all that they may stand on, and events for them that are told apart."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from google.adk.events.event import Event
@@ -21,14 +12,15 @@ from google.genai.types import Content, Part
 
 from statecache import AsyncStateCache
 from statecache.adapters.adk import StateCacheSessionService
-from statecache.testing import memory
-from tests.fixtures.flusher import flushing
 from tests.support.openai_sessions import World
+from tests.support.standing_on import kinds
 
 MakeService = Callable[..., StateCacheSessionService]
-Kind = Callable[[World], AbstractAsyncContextManager[MakeService]]
 WHOSE: dict[str, Any] = {"app_name": "orders", "user_id": "alice"}
 ID: dict[str, Any] = {**WHOSE, "session_id": "42"}
+GROUP = "adk/orders:alice:42"
+CHANGES: dict[str, Any] = {"app:n": 1, "user:n": 1, "n": 1}
+"""A change of all that an event may change."""
 
 
 def event(text: str = "", *, changes: dict[str, Any] | None = None, **more: Any) -> Event:
@@ -40,6 +32,11 @@ def event(text: str = "", *, changes: dict[str, Any] | None = None, **more: Any)
 def texts(events: Iterable[Event]) -> list[str]:
     """Return what events say."""
     return [part.text or "" for one in events if one.content for part in one.content.parts or ()]
+
+
+async def names(cache: AsyncStateCache) -> list[str]:
+    """Return the keys of the session's states."""
+    return [state.key async for state in cache.list(GROUP, values=False)]
 
 
 async def loaded(service: StateCacheSessionService, **which: Any) -> Session:
@@ -84,72 +81,4 @@ class Emptied(StateCacheSessionService):
         return await super().append_event(session, event)
 
 
-class Alternating(StateCacheSessionService):
-    """Two services, of which each call takes the other one."""
-
-    def __init__(self, one: AsyncStateCache, other: AsyncStateCache, **more: Any) -> None:
-        super().__init__(one, **more)
-        self._others = [StateCacheSessionService(cache, **more)._clients for cache in (one, other)]
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "_clients" and "_others" in vars(self):
-            self._others.append(self._others.pop(0))
-            return self._others[0]
-        return super().__getattribute__(name)
-
-
-@asynccontextmanager
-async def flushed(world: World) -> AsyncIterator[MakeService]:
-    """Services of one client, while a worker is at work."""
-    async with AsyncStateCache(settings=world.settings) as cache, flushing(world.worker):
-        yield lambda **more: StateCacheSessionService(cache, **more)
-
-
-@asynccontextmanager
-async def paused(world: World) -> AsyncIterator[MakeService]:
-    """Services of one client, without a worker."""
-    async with AsyncStateCache(settings=world.settings) as cache:
-        yield lambda **more: StateCacheSessionService(cache, **more)
-
-
-@asynccontextmanager
-async def emptied(world: World) -> AsyncIterator[MakeService]:
-    """Services of one client, whose Redis is emptied before every call."""
-    async with AsyncStateCache(settings=world.settings) as cache:
-
-        def make(**more: Any) -> StateCacheSessionService:
-            service = Emptied(cache, **more)
-            service.world = world
-            return service
-
-        yield make
-
-
-@asynccontextmanager
-async def alternating(world: World) -> AsyncIterator[MakeService]:
-    """Services of two clients in turn."""
-    async with AsyncStateCache(settings=world.settings) as one, AsyncStateCache(settings=world.settings) as other:
-        yield lambda **more: Alternating(one, other, **more)
-
-
-@asynccontextmanager
-async def on_settings(world: World) -> AsyncIterator[MakeService]:
-    """Services that each make a client."""
-    async with AsyncExitStack() as made:
-
-        def make(**more: Any) -> StateCacheSessionService:
-            service = StateCacheSessionService.from_settings(world.settings, **more)
-            made.push_async_callback(service.close)
-            return service
-
-        yield make
-
-
-@asynccontextmanager
-async def in_memory(world: World) -> AsyncIterator[MakeService]:
-    """Services on what stands for servers in unit tests."""
-    async with memory() as cache:
-        yield lambda **more: StateCacheSessionService(cache, **more)
-
-
-KINDS = [flushed, paused, emptied, alternating, on_settings, in_memory]
+KINDS = kinds(StateCacheSessionService, Emptied)

@@ -1,17 +1,8 @@
-"""What conversation stores of Pydantic AI may stand on, each a maker of stores, and one that is compared with another.
-
-flushed        one client, and a worker that is at work beside it
-paused         one client, and no worker: nothing is in Postgres
-emptied        before every read all is flushed, and Redis loses every state that is clean
-alternating    two clients, whose turn it is call by call
-on_settings    stores with clients of their own
-in_memory      what stands for servers in unit tests
-"""
+"""Conversation stores of Pydantic AI on all that they may stand on, turns for them, and one that is compared."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic_ai.conversation import Conversation
@@ -24,14 +15,11 @@ from pydantic_ai.conversation_store import (
 )
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 
-from statecache import AsyncStateCache
 from statecache.adapters.pydantic_ai import StateCacheConversationStore
-from statecache.testing import memory
-from tests.fixtures.flusher import flushing
 from tests.support.openai_sessions import World
+from tests.support.standing_on import kinds
 
 MakeStore = Callable[..., StateCacheConversationStore]
-Kind = Callable[[World], AbstractAsyncContextManager[MakeStore]]
 
 
 def turn(number: int, *, size: int = 0) -> list[ModelMessage]:
@@ -74,75 +62,7 @@ class Emptied(StateCacheConversationStore):
         return await super().read_history(head_id, limit=limit)
 
 
-class Alternating(StateCacheConversationStore):
-    """Two stores, of which each call takes the other one."""
-
-    def __init__(self, one: AsyncStateCache, other: AsyncStateCache, **more: Any) -> None:
-        super().__init__(one, **more)
-        self._others = [StateCacheConversationStore(cache, **more)._clients for cache in (one, other)]
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "_clients" and "_others" in vars(self):
-            self._others.append(self._others.pop(0))
-            return self._others[0]
-        return super().__getattribute__(name)
-
-
-@asynccontextmanager
-async def flushed(world: World) -> AsyncIterator[MakeStore]:
-    """Stores of one client, while a worker is at work."""
-    async with AsyncStateCache(settings=world.settings) as cache, flushing(world.worker):
-        yield lambda **more: StateCacheConversationStore(cache, **more)
-
-
-@asynccontextmanager
-async def paused(world: World) -> AsyncIterator[MakeStore]:
-    """Stores of one client, without a worker."""
-    async with AsyncStateCache(settings=world.settings) as cache:
-        yield lambda **more: StateCacheConversationStore(cache, **more)
-
-
-@asynccontextmanager
-async def emptied(world: World) -> AsyncIterator[MakeStore]:
-    """Stores of one client, whose Redis is emptied before every read."""
-    async with AsyncStateCache(settings=world.settings) as cache:
-
-        def make(**more: Any) -> StateCacheConversationStore:
-            store = Emptied(cache, **more)
-            store.world = world
-            return store
-
-        yield make
-
-
-@asynccontextmanager
-async def alternating(world: World) -> AsyncIterator[MakeStore]:
-    """Stores of two clients in turn."""
-    async with AsyncStateCache(settings=world.settings) as one, AsyncStateCache(settings=world.settings) as other:
-        yield lambda **more: Alternating(one, other, **more)
-
-
-@asynccontextmanager
-async def on_settings(world: World) -> AsyncIterator[MakeStore]:
-    """Stores that each make a client."""
-    async with AsyncExitStack() as made:
-
-        def make(**more: Any) -> StateCacheConversationStore:
-            store = StateCacheConversationStore.from_settings(world.settings, **more)
-            made.push_async_callback(store.close)
-            return store
-
-        yield make
-
-
-@asynccontextmanager
-async def in_memory(world: World) -> AsyncIterator[MakeStore]:
-    """Stores on what stands for servers in unit tests."""
-    async with memory() as cache:
-        yield lambda **more: StateCacheConversationStore(cache, **more)
-
-
-KINDS: list[Kind] = [flushed, paused, emptied, alternating, on_settings, in_memory]
+KINDS = kinds(StateCacheConversationStore, Emptied)
 
 
 class Compared(ConversationStore):
