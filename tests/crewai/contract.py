@@ -232,6 +232,8 @@ def test_pending_feedback_is_saved_with_the_state_replaced_and_cleared(both: Bot
     state = both.next().load_state(flow_id)
     assert state is not None
     assert state["said"] == "later"
+    pending = [one.op for one in both.clients[0].history(both.next().group_of(flow_id) + "/pending")]
+    assert pending == ["set", "set", "delete"], "clearing what is clear writes nothing"
 
 
 def test_a_paused_flow_is_resumed_by_another_process(both: Both, flow_id: str) -> None:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, PrivateAttr
 from statecache import CodecError, Set, Settings, StateCache, UsageError
 from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.items import given, kept
-from statecache.adapters.plans import Plan, call
+from statecache.adapters.plans import call
 from statecache.adapters.segments import refuse_nul, refuse_parted, segment
 
 if TYPE_CHECKING:
@@ -119,19 +119,13 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
 
     def clear_pending_feedback(self, flow_uuid: str) -> None:
         """Forget what a flow waited for; where it waited for nothing, do nothing."""
-        self._clients.run(_cleared(f"{_name(flow_uuid)}/pending"))
+        self._clients.run(call("delete", f"{_name(flow_uuid)}/pending", reason="resumed"))
 
     def __copy__(self) -> Self:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return self
-
-
-def _cleared(name: str) -> Plan[None]:
-    found: State[Any] | None = yield from call("get", name, read="primary")
-    if found is not None:
-        yield from call("delete", name, reason="resumed")
 
 
 def _name(flow_uuid: str) -> str:
