@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from random import Random
+from typing import Any
 
 import pytest
 
-from statecache import NotFound, Settings
+from statecache import NotFound, Settings, State, VersionNotFound
 from statecache.keys import KeySpace
 from tests.simulation.history_model import run
 from tests.simulation.history_model.compared import Compared
-from tests.simulation.history_model.drawing import Drawing
+from tests.simulation.history_model.drawing import Drawing, TakenAway
 from tests.simulation.history_model.plain import PlainHistory, Row, nearest
 from tests.simulation.history_model.run import WEIGHTS, Result, Run
 from tests.simulation.history_model.servers import HistoryServers
@@ -98,6 +99,56 @@ async def test_a_verb_that_raises_what_the_plain_history_does_not_is_found(
     result = await run.run(settings, SEED, seconds=60.0, steps=STEPS, say=lambda _: None)
     assert result.status == 1
     assert result.findings
+
+
+async def test_a_value_that_a_flush_took_before_it_was_read_ends_the_step(settings: Settings) -> None:
+    here = HistoryServers(settings)
+    try:
+        here.set_policy("last", count=None, age=None, history="latest")
+        await here.flush()
+        drawing = Drawing(here, Random(SEED))
+        for step in range(2):
+            await Writes(drawing).write("last/1", {"step": step})
+        row = here.past.chain("last/1")[0]
+        assert await drawing.learnt(row)
+
+        async def branched() -> State[Any]:
+            await here.flush()
+            return await drawing.client.branch("last/1", "last/b", at=1)
+
+        with pytest.raises(TakenAway):
+            await drawing.made_of(row, call=branched())
+        assert not row.kept
+    finally:
+        await here.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "named", "raised"),
+    [
+        ("runs/1", 1, 2, VersionNotFound),  # its namespace keeps all
+        ("last/1", 2, 1, VersionNotFound),  # it is the newest
+        ("last/1", 1, None, AssertionError),  # the newest is nearest
+    ],
+)
+async def test_a_value_that_no_flush_takes_is_missed(
+    settings: Settings, key: str, version: int, named: int | None, raised: type[Exception]
+) -> None:
+    here = HistoryServers(settings)
+    try:
+        here.set_policy("last", count=None, age=None, history="latest")
+        drawing = Drawing(here, Random(SEED))
+        for step in range(2):
+            await Writes(drawing).write(key, {"step": step})
+        await here.flush()
+
+        async def refused() -> None:
+            raise VersionNotFound(key, wanted=f"version {version}", reason="its value is gone", nearest=named)
+
+        with pytest.raises(raised):
+            await drawing.made_of(here.past.chain(key)[version - 1], call=refused())
+    finally:
+        await here.close()
 
 
 def _rows(*reasons: str) -> PlainHistory:

@@ -50,8 +50,9 @@ class Branches:
             elif not await self._draw.learnt(row):
                 self._draw.gone(await self._draw.refused(call, VersionNotFound), row)
             else:
+                state = await self._draw.made_of(row, call=call)
                 self._draw.kinds[new] = self._draw.kinds[key]
-                self._draw.took(new, "set", row, await call, f"branch of {key}@{row.version}")
+                self._draw.took(new, "set", row, state, f"branch of {key}@{row.version}")
 
     def _new_key(self, key: str) -> str:
         """Draw where a branch begins: beside its origin, in a group of its own, or where something is or was."""
@@ -85,10 +86,9 @@ class Branches:
                 await self._draw.refused(call, NotFound, VersionNotFound)
                 return
             if lacking:
-                error = await self._draw.refused(call, VersionNotFound)
-                self._draw.gone(error, next(row for row in lacking if row.key == error.key))
+                self._draw.lacked(await self._draw.refused(call, VersionNotFound), *live.values())
                 return
-            states = await call
+            states = await self._draw.made_of(*live.values(), call=call)
         newest = max(then.values(), key=lambda row: row.n)
         why = str(Provenance(kind="branch", position=Position(newest.epoch, newest.n), origin=group))
         place = self._past.n.get(self._past.shard(new), 0) + 1
@@ -132,6 +132,7 @@ class Branches:
         if was.lives and not await self._draw.learnt(was):
             await self._draw.refused(call, VersionNotFound)
             return
+        call = self._draw.made_of(was, call=call)
         if was.op == theirs.op and was.content == theirs.content:
             state = await call
             assert (state.version, state.change_id) == (ours.version, ours.change_id), self._draw.said

@@ -23,6 +23,10 @@ WORDS = [f"word {number} of what an agent said" for number in range(40)]
 Content = tuple[str, Any]
 
 
+class TakenAway(Exception):
+    """A flush took away a value that a call needed, before the call read it: nothing was made of it."""
+
+
 class Drawing:
     """What is drawn from the seed of one run, and what was said last."""
 
@@ -133,6 +137,27 @@ class Drawing:
                 one = chain[change.version - 1]
                 one.kept = one.kept and (change.kept or not one.may_go)
         return row.kept
+
+    async def made_of(self, *rows: Row, call: Awaitable[Any]) -> Any:
+        """Return the answer to a call that reads these kept values while a worker flushes."""
+        try:
+            return await call
+        except VersionNotFound as error:
+            self.lacked(error, *rows)
+            raise TakenAway from error
+
+    def lacked(self, error: VersionNotFound, *rows: Row) -> None:
+        """Compare the error about one of these values, which a flush may have taken away since it was seen.
+
+        Of a namespace that keeps its newest values alone, a worker takes what it replaces.
+        """
+        row = next((row for row in rows if row.key == error.key), None)
+        self.here.look()
+        self.here.mark()
+        if row is None or (row.kept and not (row.may_go and self.here.is_latest(row.key))):
+            raise error
+        row.kept = False
+        self.gone(error, row)
 
     def form(self, key: str) -> str:
         """Return how the values of a key are encoded."""

@@ -29,7 +29,7 @@ from statecache import Settings
 from statecache.clock import monotonic
 from tests.simulation.history_model.branches import Branches
 from tests.simulation.history_model.compared import Compared
-from tests.simulation.history_model.drawing import Drawing
+from tests.simulation.history_model.drawing import Drawing, TakenAway
 from tests.simulation.history_model.erasures import Erasures
 from tests.simulation.history_model.marks import Marks
 from tests.simulation.history_model.restores import Restores
@@ -134,6 +134,8 @@ class Run:
         self._drawn.said = name
         try:
             await verb()
+        except TakenAway:
+            self._done["taken away"] += 1
         except Exception as error:  # whatever a verb raises that the plain history does not is a finding
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._findings.append(f"step {self._result.steps}, {self._drawn.said}: {type(error).__name__}: {error}"

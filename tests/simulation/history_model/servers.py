@@ -49,6 +49,7 @@ class HistoryServers:
             AsyncStateCache(settings=settings.model_copy(update={"writer": "asynchronous"})),
             awaited(StateCache(settings=settings.model_copy(update={"writer": "synchronous"}))),
         ]
+        self._latest: set[str] = set()
         self._flushed_from: set[str] = set()
         self._worker: Worker | None = None
 
@@ -130,12 +131,17 @@ class HistoryServers:
         """Record what is kept of a namespace."""
         self.mark()
         self.policies[namespace] = (1 if history == "latest" else count), age
+        (self._latest.add if history == "latest" else self._latest.discard)(namespace)
         self.psql.execute(
             "INSERT INTO retention (name, history, max_age, max_count, changed_by) VALUES (%s, %s, %s, %s, 'model')"
             " ON CONFLICT (name) DO UPDATE SET max_age = excluded.max_age, max_count = excluded.max_count",
             (namespace, history, age, count),
         )
         self.mark()
+
+    def is_latest(self, key: str) -> bool:
+        """Return whether a flush takes away what it replaces of a key."""
+        return key.split("/")[0] in self._latest
 
     def mark(self) -> None:
         """Mark what may be let go by now."""
