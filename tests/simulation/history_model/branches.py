@@ -48,20 +48,24 @@ class Branches:
             elif not row.lives:
                 await self._draw.refused(call, VersionNotFound if asked else NotFound)
             elif not await self._draw.learnt(row):
-                self._draw.gone(await self._draw.refused(call, VersionNotFound), row)
+                self._draw.lacked(await self._draw.refused(call, VersionNotFound), row)
             else:
                 state = await self._draw.made_of(row, call=call)
                 self._draw.kinds[new] = self._draw.kinds[key]
                 self._draw.took(new, "set", row, state, f"branch of {key}@{row.version}")
 
     def _new_key(self, key: str) -> str:
-        """Draw where a branch begins: beside its origin, in a group of its own, or where something is or was."""
+        """Draw where a branch begins: beside its origin, in a group of its own, or where something is or was.
+
+        Never where a checkpoint was: an undo would bring the checkpoint back.
+        """
         self._branched += 1
         gone = [one for one in sorted(self._draw.kinds) if self._draw.kinds[one] == self._draw.kinds[key] and one != key
                 and not self._past.exists(one)]  # fmt: skip
         what = self._rng.random()
         if what < 0.1:
-            return self._rng.choice([one for one in sorted(self._past.chains) if one != key] or [f"{key}/b"])
+            there = [one for one in sorted(self._past.chains) if one != key and not self._past.was_marked(one)]
+            return self._rng.choice(there or [f"{key}/b"])
         if what < 0.25 and gone:
             return self._rng.choice(gone)
         return f"{group_of(key)}/b{self._branched}" if what < 0.6 else f"runs/b{self._branched}"

@@ -251,6 +251,10 @@ class PlainHistory:
         places = _walked(sorted(commits.items()), kind, whole=True)
         return next((place for place in places if self.back(group, place) != {}), None)
 
+    def was_marked(self, key: str) -> bool:
+        """Return whether a checkpoint was at a key that is gone."""
+        return not self.exists(key) and any(row.mark is not None for row in self.chain(key))
+
     def _is_own(self, row: Row) -> bool:
         if row.lives or row.version == 1:
             return row.mark is not None
