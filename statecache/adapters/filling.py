@@ -5,8 +5,8 @@ A page takes 64 items or 16 KiB, or one larger item, so what an addition writes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ WRITTEN_PAGES_MAX = 255
 VALUE_BYTES_MAX = 8 * 1024 * 1024
 FRAME_BYTES = 128
 """What a page has beside its items, and some more."""
+_ITEMS_A_LOT, _BYTES_A_LOT = 500, 4 << 20
+T = TypeVar("T")
 
 
 def filling(last: list[Any] | None, items: Sequence[Kept], most: int = VALUE_BYTES_MAX) -> list[list[Any]]:
@@ -36,3 +38,16 @@ def filling(last: list[Any] | None, items: Sequence[Kept], most: int = VALUE_BYT
         pages[-1].append(item.data)
         size += item.size + 1
     return pages
+
+
+def lots(items: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield items in lots that one commit takes, given how many bytes each of them has."""
+    lot, total = list[T](), 0
+    for item in items:
+        if lot and (len(lot) == _ITEMS_A_LOT or total + size(item) > _BYTES_A_LOT):
+            yield lot
+            lot, total = [], 0
+        lot.append(item)
+        total += size(item)
+    if lot:
+        yield lot

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from statecache import CodecError, State, VersionConflict
-from statecache.adapters.items import given
+from statecache import CodecError, LimitExceeded, Set, State, VersionConflict
+from statecache.adapters.filling import FRAME_BYTES, WRITTEN_PAGES_MAX, filling
+from statecache.adapters.items import Kept, given
 from statecache.adapters.plans import Plan, call
 
 if TYPE_CHECKING:
@@ -93,6 +94,33 @@ def read_page(state: State[Any]) -> Page:
     """Return the page that a state holds; raise CodecError where it is none."""
     page: Page = converted(state, Page, "page of items")
     return page
+
+
+def added_pages(
+    place: Place, found: Found, items: Sequence[Kept], revision: str, bytes_max: int
+) -> tuple[list[Set], int]:
+    """Return what adds items behind the last page, which was read, and how many pages there are then.
+
+    `bytes_max` is what a value has at most. Pages before the last one are not written; a new one takes the place of
+    whatever is there, for the head says what counts.
+    """
+    last = found.documents()[-1:]
+    filled = filling(last[0].items if last else None, items, bytes_max - FRAME_BYTES)
+    if len(filled) > WRITTEN_PAGES_MAX:
+        raise LimitExceeded("the number of pages that are added at once", actual=len(filled), limit=WRITTEN_PAGES_MAX)
+    after, number, writes = found.known.revision if last else "", found.known.pages, list[Set]()
+
+    def write(page: Page, **more: Any) -> None:
+        writes.append(Set(place.page(found.known, number), msgspec.structs.asdict(page), **more))
+
+    if last and len(filled[0]) > len(last[0].items):
+        write(Page(revision, last[0].after, filled[0]), expected=found.pages[-1])
+        after = revision
+    for new in filled[1:] if last else filled:
+        number += 1
+        write(Page(revision, after, new))
+        after = revision
+    return writes, number
 
 
 def read_pages(

@@ -20,6 +20,7 @@ from threading import Event
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 import redis
 from crewai.flow.async_feedback.types import HumanFeedbackPending, PendingFeedbackContext
@@ -29,8 +30,9 @@ from crewai.flow.persistence import persist
 from crewai.flow.persistence.sqlite import SQLiteFlowPersistence
 from pydantic import BaseModel
 
-from statecache import CodecError, LimitExceeded, Settings, StateCache, UsageError
+from statecache import AsyncStateCache, CodecError, ConfigurationError, LimitExceeded, Settings, StateCache, UsageError
 from statecache.adapters.crewai import StateCacheFlowPersistence
+from statecache.adapters.crewai.importing import import_flows, sqlite_flows
 
 CONFIGURATION = os.environ.get("CONFIGURATION", "normal")
 _numbers = count(1)
@@ -249,6 +251,64 @@ def test_a_paused_flow_is_resumed_by_another_process(both: Both, flow_id: str) -
     assert (state["done"], state["said"]) == (["draft"], "it is")
 
 
+# Moving in.
+
+
+def _taken(source: Path, **more: Any) -> Any:
+    if CONFIGURATION == "cold":
+        more["durability"] = "postgres"
+
+    async def run() -> Any:
+        async with AsyncStateCache() as cache:
+            return await import_flows(sqlite_flows(source), cache, progress=lambda _: None, **more)
+
+    return msgspec.to_builtins(asyncio.run(run()))
+
+
+def test_what_sqlite_holds_is_taken_in_once_and_what_is_new_later(both: Both, flow_id: str, tmp_path: Path) -> None:
+    source = tmp_path / "flows.db"
+    theirs, other = SQLiteFlowPersistence(str(source)), f"{flow_id}/other"
+    for number in range(5):
+        theirs.save_state(flow_id, f"step{number}", {"id": flow_id, "number": number, "half": "\ud83d"})
+    theirs.save_pending_feedback(other, context(other, metadata={"at": 1}), Told(id=other, said="asked"))
+    assert _taken(source, dry_run=True) == {"flows": 2, "written": 6, "same": 0, "kept": []}
+    assert both.next().load_state(flow_id) is None
+    assert _taken(source) == {"flows": 2, "written": 6, "same": 0, "kept": []}
+    assert both.next().load_state(flow_id) == theirs.load_state(flow_id)
+    reasons = [one.reason for one in both.clients[0].history(both.next().group_of(flow_id))]
+    assert reasons == [f"step{number}" for number in range(5)]
+    ours, there = both.next().load_pending_feedback(other), theirs.load_pending_feedback(other)
+    assert ours is not None
+    assert there is not None
+    assert (ours[0], ours[1].to_dict()) == (there[0], there[1].to_dict())
+    theirs.save_state(flow_id, "later", {"id": flow_id, "number": 5})
+    assert _taken(source) == {"flows": 2, "written": 1, "same": 6, "kept": []}
+    assert both.next().load_state(flow_id) == {"id": flow_id, "number": 5}
+
+
+def test_a_flow_that_was_gone_on_with_here_is_left_alone(both: Both, flow_id: str, tmp_path: Path) -> None:
+    source = tmp_path / "flows.db"
+    theirs, other = SQLiteFlowPersistence(str(source)), f"{flow_id}-other"
+    theirs.save_state(flow_id, "first", {"id": flow_id})
+    theirs.save_pending_feedback(other, context(other), Told(id=other))
+    assert _taken(source)["written"] == 2
+    both.next().save_state(flow_id, "here", {"id": flow_id, "here": True})
+    theirs.save_state(flow_id, "there", {"id": flow_id, "there": True})
+    both.next().clear_pending_feedback(other)
+    assert _taken(source) == {"flows": 2, "written": 0, "same": 1, "kept": [flow_id]}
+    assert both.next().load_state(flow_id) == {"id": flow_id, "here": True}
+    assert both.next().load_pending_feedback(other) is None, "what was resumed here is not to be resumed again"
+
+
+@pytest.mark.parametrize("text", ["", "no database, but a text that is long enough to be taken for one" * 9])
+def test_a_file_without_flows_is_told(text: str, tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text(text)
+    with pytest.raises(ConfigurationError, match="holds no flows of CrewAI"):
+        _taken(tmp_path / "text.db")
+    with pytest.raises(UsageError, match="does not exist"):
+        _taken(tmp_path / "none.db")
+
+
 # Flows.
 
 
@@ -351,12 +411,14 @@ def dies(flow_id: str) -> None:
         )
 
 
-def saves(flow_id: str, times: int) -> None:
-    """Save a number after the other, and load each; say so after the first."""
+def saves(flow_id: str, times: int, *, alone: bool) -> None:
+    """Save a number after the other, and load each, which is another one's where others save too; say each number."""
     with StateCacheFlowPersistence(Settings(timeout_s=30.0)) as persistence:
         for number in range(times):
             persistence.save_state(flow_id, "step", {"number": number})
-            assert persistence.load_state(flow_id) == {"number": number}
+            state = persistence.load_state(flow_id)
+            assert state is not None
+            assert state == {"number": number} or not alone
             sys.stdout.write(f"{number}\n")
             sys.stdout.flush()
             Event().wait(0.02)
@@ -364,6 +426,6 @@ def saves(flow_id: str, times: int) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 2:
-        saves(sys.argv[1], int(sys.argv[2]))
+        saves(sys.argv[1], int(sys.argv[2]), alone=len(sys.argv) == 3)
     else:
         dies(sys.argv[1])

@@ -82,3 +82,20 @@ def test_every_save_is_in_the_history_though_servers_and_worker_are_killed(tmp_p
             cache.set("crewai/42/end", 1, durability="postgres", timeout=60.0)
             saved = [(one.value or {})["number"] for one in cache.history("crewai/42", values=True)]
         assert saved == [*range(SAVES)]
+
+
+def test_of_two_processes_on_one_flow_every_save_is_in_the_history(running: Servers, tmp_path: Path) -> None:
+    environment, times = _environment(running, tmp_path), 40
+    command = [str(PYTHON), CONTRACT, "shared", str(times), "with others"]
+    both = [
+        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]  # fmt: skip
+    told = [one.communicate(timeout=SECONDS)[0].split() for one in both]
+    assert [one.returncode for one in both] == [0, 0]
+    assert told == [[str(number) for number in range(times)]] * 2
+    with StateCache(redis_url=running.redis_url, postgres_url=running.postgres_url) as cache:
+        saved = [(one.value or {})["number"] for one in cache.history("crewai/shared", values=True)]
+        state = cache.get("crewai/shared")
+    assert sorted(saved) == sorted([*range(times)] * 2)
+    assert state is not None
+    assert state.value == {"number": saved[-1]}

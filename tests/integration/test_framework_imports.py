@@ -149,6 +149,8 @@ def test_a_source_that_cannot_be_read_is_told(cli: CommandLine, vendors: str, tm
     for name in ("text.db", "other.db"):
         strange = cli("import", "openai-sqlite", str(tmp_path / name))
         assert (strange.status, "holds no sessions of the OpenAI Agents SDK" in strange.err) == (3, True), strange
+    lacking = cli("import", "crewai-sqlite", str(tmp_path / "other.db"))
+    assert (lacking.status, "pip install 'statecache[crewai]'" in lacking.err) == (3, True), lacking
     for words in (("openai-sqlite",), ("openai-sqlite", "x", "--replace"), ("runs.jsonl", "more"),
                   ("runs.jsonl", "--namespace", "n")):  # fmt: skip
         assert cli("import", *words).status == 2
@@ -194,6 +196,6 @@ def test_sessions_are_taken_in_once_and_what_is_new_later(
     _add(source, "long", items(1206, since=1205))
     again = cli("import", "openai-sqlite", str(source))
     assert again.status == 1
-    assert "statecache: long: left alone, for the session of this name holds something else\n" in again.err
+    assert "statecache: long: left alone, for what has this name here holds something else\n" in again.err
     assert asyncio.run(there("long"))[:-1] == items(1205)
     assert cli("import", "openai-sqlite", str(source), "--json").json["kept"] == ["long"]

@@ -10,7 +10,7 @@ session is created: what is left of an earlier one of its name is never taken fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -20,9 +20,8 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from statecache import CodecError, Set, State
-from statecache.adapters.filling import FRAME_BYTES, filling
 from statecache.adapters.items import Kept, given, kept
-from statecache.adapters.pages import Found, Page, converted
+from statecache.adapters.pages import Found, added_pages, converted
 from statecache.adapters.segments import refuse_nul, segment, spelled_out
 
 OF_SESSION: Literal["adk session"] = "adk session"
@@ -220,16 +219,8 @@ def event_of(data: Any, place: Place) -> Event:
         raise CodecError(key=place.head, reason=f"it holds what is no event: {error}") from error
 
 
-def appended(place: Place, found: Found, event: Kept, head: Head, bytes_max: int) -> list[Set]:
-    """Return what adds an event to a session of which the last page was read; `head` says all but its pages."""
-    last = found.documents()[-1:]
-    pages, known = filling(last[0].items if last else None, [event], bytes_max - FRAME_BYTES), found.known
-    number, after, more = known.pages + 1, known.revision if last else "", dict[str, Any]()
-    if last and len(pages) == 1:
-        number, after, more = known.pages, last[0].after, {"expected": found.pages[-1]}
-    page = Page(head.revision, after, pages[-1])
-    grown = msgspec.structs.replace(head, items=known.items + 1, pages=number)
-    return [
-        Set(place.head, msgspec.to_builtins(grown), expected=found.head),
-        Set(place.page(known, number), msgspec.structs.asdict(page), **more),
-    ]
+def appended(place: Place, found: Found, events: Sequence[Kept], head: Head, bytes_max: int) -> list[Set]:
+    """Return what adds events to a session of which the last page was read; `head` says all but its pages."""
+    writes, pages = added_pages(place, found, events, head.revision, bytes_max)
+    grown = msgspec.structs.replace(head, items=found.known.items + len(events), pages=pages)
+    return [Set(place.head, msgspec.to_builtins(grown), expected=found.head), *writes]

@@ -131,7 +131,7 @@ class Sessions:
                     prepared = await prepare(self._view, place, known.revision, revision, deltas)
                 head = _next(known, deltas, event.timestamp, revision, prepared)
                 try:
-                    await self._committed(place, appended(place, found, data, head, self._bytes_max), "append_event")
+                    await self._committed(place, appended(place, found, [data], head, self._bytes_max), "append_event")
                     break
                 except (VersionConflict, NotFound) as error:
                     failed = error

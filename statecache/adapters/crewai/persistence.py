@@ -81,7 +81,7 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
 
     def group_of(self, flow_uuid: str) -> str:
         """Return the key of the group that a flow is, as `log`, `erase` and `rollback` take it."""
-        return f"{self.namespace}/{_name(flow_uuid)}"
+        return f"{self.namespace}/{flow_name(flow_uuid)}"
 
     def init_db(self) -> None:
         """Look whether Redis and Postgres can be used; raise what hinders that. `statecache migrate` sets them up."""
@@ -89,12 +89,12 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
 
     def save_state(self, flow_uuid: str, method_name: str, state_data: dict[str, Any] | BaseModel) -> None:
         """Save what a flow has come to, under the name of the method that finished as the reason."""
-        name = _name(flow_uuid)
+        name = flow_name(flow_uuid)
         self._clients.run(call("set", name, _kept(_plain(state_data), name), reason=method_name))
 
     def load_state(self, flow_uuid: str) -> dict[str, Any] | None:
         """Return what was saved last of a flow, or None where nothing was, or was deleted."""
-        state: State[Any] | None = self._clients.run(call("get", _name(flow_uuid), read="primary"))
+        state: State[Any] | None = self._clients.run(call("get", flow_name(flow_uuid), read="primary"))
         value = None if state is None else given(state.value)
         return value if isinstance(value, dict) else None
 
@@ -102,14 +102,14 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
         self, flow_uuid: str, context: PendingFeedbackContext, state_data: dict[str, Any] | BaseModel
     ) -> None:
         """Save what a flow has come to, and what it waits for, in one commit; what it waited for before is replaced."""
-        name, state = _name(flow_uuid), _plain(state_data)
+        name, state = flow_name(flow_uuid), _plain(state_data)
         pending = {"context": _kept(context.to_dict(), name), "state": _kept(state, name)}
         writes = [Set(name, _kept(state, name)), Set(f"{name}/pending", pending)]
         self._clients.run(call("commit", writes, reason=context.method_name))
 
     def load_pending_feedback(self, flow_uuid: str) -> tuple[dict[str, Any], PendingFeedbackContext] | None:
         """Return what a paused flow has come to, and what it waits for; None for one that waits for nothing."""
-        state: State[Any] | None = self._clients.run(call("get", f"{_name(flow_uuid)}/pending", read="primary"))
+        state: State[Any] | None = self._clients.run(call("get", f"{flow_name(flow_uuid)}/pending", read="primary"))
         if state is None:
             return None
         try:
@@ -119,7 +119,7 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
 
     def clear_pending_feedback(self, flow_uuid: str) -> None:
         """Forget what a flow waited for; where it waited for nothing, do nothing."""
-        self._clients.run(call("delete", f"{_name(flow_uuid)}/pending", reason="resumed"))
+        self._clients.run(call("delete", f"{flow_name(flow_uuid)}/pending", reason="resumed"))
 
     def __copy__(self) -> Self:
         return self
@@ -128,7 +128,8 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
         return self
 
 
-def _name(flow_uuid: str) -> str:
+def flow_name(flow_uuid: str) -> str:
+    """Return the name of a flow's state; raise UsageError for an id that Postgres cannot hold."""
     refuse_nul("a flow's id", flow_uuid)
     return segment(str(flow_uuid), FLOW_BYTES_MAX)
 

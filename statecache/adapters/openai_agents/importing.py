@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from statecache import ConfigurationError, UsageError
+from statecache.adapters.filling import lots
 from statecache.adapters.openai_agents.session import NAMESPACE, StateCacheSession
 
 if TYPE_CHECKING:
     from statecache import AsyncStateCache, Durability
-
-_ITEMS_A_LOT, _BYTES_A_LOT = 500, 4 << 20
 
 
 class ImportedSessions(msgspec.Struct, kw_only=True):
@@ -61,9 +60,9 @@ async def import_sessions(
             done.kept.append(one.session_id)
             continue
         done.same += len(there)
-        for lot in _lots(one.items[len(there) :]):
+        for lot in lots(one.items[len(there) :], lambda item: item[1]):
             if not dry_run:
-                await session.add_items(lot)
+                await session.add_items([item for item, _ in lot])
             done.written += len(lot)
             progress(done.same + done.written)
     return done
@@ -98,16 +97,3 @@ def _read(texts: list[str]) -> Iterator[tuple[Any, int]]:
     for text in texts:
         with suppress(ValueError, TypeError):
             yield json.loads(text), len(text.encode(errors="surrogatepass"))
-
-
-def _lots(items: list[tuple[Any, int]]) -> Iterator[list[Any]]:
-    """Yield items in lots that one commit takes."""
-    lot, size = list[Any](), 0
-    for item, length in items:
-        if lot and (len(lot) == _ITEMS_A_LOT or size + length > _BYTES_A_LOT):
-            yield lot
-            lot, size = [], 0
-        lot.append(item)
-        size += length
-    if lot:
-        yield lot

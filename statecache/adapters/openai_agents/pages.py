@@ -12,10 +12,9 @@ from typing import Any
 
 import msgspec
 
-from statecache import Delete, LimitExceeded, Set, State
-from statecache.adapters.filling import FRAME_BYTES, WRITTEN_PAGES_MAX, filling
+from statecache import Delete, Set, State
 from statecache.adapters.items import Kept
-from statecache.adapters.pages import Found, Page, converted
+from statecache.adapters.pages import Found, Page, added_pages, converted
 from statecache.adapters.segments import refuse_nul, segment
 
 CLEARED_PAGES_MAX = 255
@@ -83,19 +82,8 @@ class Place:
 
 def added(place: Place, found: Found, items: Sequence[Kept], revision: str, bytes_max: int) -> Writes:
     """Return what adds items to a session of which the last page was read; a value has at most that many bytes."""
-    head, last = found.known, found.documents()[-1:]
-    filled = filling(last[0].items if last else None, items, bytes_max - FRAME_BYTES)
-    if len(filled) > WRITTEN_PAGES_MAX:
-        raise LimitExceeded("the number of pages that are added at once", actual=len(filled), limit=WRITTEN_PAGES_MAX)
-    after, number, writes = head.revision, head.pages, Writes()
-    if last and len(filled[0]) > len(last[0].items):
-        writes.append(_page(place, number, Page(revision, last[0].after, filled[0]), expected=found.pages[-1]))
-        after = revision
-    for page in filled[1:] if last else filled:
-        number += 1
-        writes.append(_page(place, number, Page(revision, after, page)))
-        after = revision
-    grown = Head(place.session_id, head.items + len(items), number, revision)
+    writes, pages = added_pages(place, found, items, revision, bytes_max)
+    grown = Head(place.session_id, found.known.items + len(items), pages, revision)
     return [Set(place.head, msgspec.structs.asdict(grown), expected=found.head), *writes]
 
 
@@ -108,7 +96,8 @@ def popped(place: Place, found: Found, revision: str) -> Writes:
     if len(page.items) > 1:
         rest = Page(revision, page.after, page.items[:-1])
         left = Head(place.session_id, items, head.pages, revision)
-        return [_head(place, found, left), _page(place, head.pages, rest, expected=state)]
+        last = Set(place.page(head, head.pages), msgspec.structs.asdict(rest), expected=state)
+        return [_head(place, found, left), last]
     writes: Writes = [] if state is None else [Delete(place.page(head, head.pages), expected=state)]
     if head.pages <= 1:
         return [Delete(place.head, expected=found.head), *writes]
@@ -126,8 +115,3 @@ def cleared(place: Place, found: Found, gone: set[str]) -> Writes:
 
 def _head(place: Place, found: Found, head: Head) -> Set:
     return Set(place.head, msgspec.structs.asdict(head), expected=found.head)
-
-
-def _page(place: Place, number: int, page: Page, **more: Any) -> Set:
-    """Return what writes a page; a new one takes the place of whatever is there, for the head says what counts."""
-    return Set(f"{place.head}/items/{number:06}", msgspec.structs.asdict(page), **more)

@@ -2,12 +2,17 @@
 
 langgraph-postgres URL     checkpoints of LangGraph's own saver on Postgres, for `StateCacheSaver`
 openai-sqlite FILE         sessions of the OpenAI Agents SDK in SQLite, for `StateCacheSession`
+adk-sqlite FILE            sessions of ADK in SQLite, for `StateCacheSessionService`
+adk-database URL           sessions of ADK in a database, for the same
+crewai-sqlite FILE         flows of CrewAI in SQLite, for `StateCacheFlowPersistence`
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +22,7 @@ from statecache.cli.screen import Counting, counted, plain, print_json, say, tel
 from statecache.settings import Settings
 
 if TYPE_CHECKING:
+    from statecache.adapters.adk.sources import Stored
     from statecache.model import Durability
 
 
@@ -75,23 +81,59 @@ def _langgraph(asked: Asked) -> Taken:
 def _openai(asked: Asked) -> Taken:
     from statecache.adapters.openai_agents.importing import import_sessions, sqlite_sessions
 
+    done = _run(asked, "importing items", partial(import_sessions, sqlite_sessions(Path(asked.where))))
+    left = [f"{counted(done.unreadable, 'item')} left out: no JSON"] if done.unreadable else []
+    return _taken(done, "item", counted(done.sessions, "session"), left)
+
+
+def _adk(asked: Asked, stored: AbstractContextManager[Stored]) -> Taken:
+    from statecache.adapters.adk.importing import import_sessions
+
+    with stored as found:
+        done = _run(asked, "importing events", partial(import_sessions, found))
+    would = "would be " if asked.dry_run else ""
+    states = [f"{counted(done.states, 'state')} of apps and users {would}written"] if done.states else []
+    return _taken(done, "event", counted(done.sessions, "session"), states)
+
+
+def _adk_sqlite(asked: Asked) -> Taken:
+    from statecache.adapters.adk.sources import sqlite_sessions
+
+    return _adk(asked, sqlite_sessions(Path(asked.where)))
+
+
+def _adk_database(asked: Asked) -> Taken:
+    from statecache.adapters.adk.sources import database_sessions
+
+    return _adk(asked, database_sessions(asked.where))
+
+
+def _crewai(asked: Asked) -> Taken:
+    from statecache.adapters.crewai.importing import import_flows, sqlite_flows
+
+    done = _run(asked, "importing saves", partial(import_flows, sqlite_flows(Path(asked.where))))
+    return _taken(done, "save", counted(done.flows, "flow"), [])
+
+
+def _run(asked: Asked, what: str, work: Callable[..., Awaitable[Any]]) -> Any:
     async def run() -> Any:
         async with client(asked.settings) as cache:
-            with Counting("importing items") as progress:
-                sessions = sqlite_sessions(Path(asked.where))
-                return await import_sessions(
-                    sessions, cache, progress=progress, dry_run=asked.dry_run, **asked.how
-                )  # fmt: skip
+            with Counting(what) as progress:
+                return await work(cache, progress=progress, dry_run=asked.dry_run, **asked.how)
 
-    done = asyncio.run(run())
-    notes = [f"{plain(name)}: left alone, for the session of this name holds something else" for name in done.kept]
-    if done.unreadable:
-        notes.insert(0, f"{counted(done.unreadable, 'item')} left out: no JSON")
-    return Taken(done, "item", counted(done.sessions, "session"), notes, finding=bool(done.kept))
+    return asyncio.run(run())
+
+
+def _taken(done: Any, noun: str, of: str, notes: list[str]) -> Taken:
+    left = [f"{plain(name)}: left alone, for what has this name here holds something else" for name in done.kept]
+    return Taken(done, noun, of, [*notes, *left], finding=bool(done.kept))
 
 
 FRAMEWORKS: dict[str, Callable[[Asked], Taken]] = {
     "langgraph-postgres": _langgraph,
     "openai-sqlite": _openai,
+    "adk-sqlite": _adk_sqlite,
+    "adk-database": _adk_database,
+    "crewai-sqlite": _crewai,
 }
 """What `import` takes from beside files, by the word for it."""

@@ -121,14 +121,15 @@ def take_in(
     `failed`.
 
     What a framework keeps is read there and written as its adapter here does, with the adapter's durability: what an
-    adapter finds is the same as there. It may be repeated too, until agents are switched over; a session that was gone
-    on with here is left alone, with exit status 1.
+    adapter finds is the same as there. It may be repeated too, until agents are switched over; a session or a flow that
+    was gone on with here is left alone, with exit status 1.
 
     \b
     Examples:
       statecache import runs.jsonl --dry-run
       statecache import langgraph-postgres postgresql://localhost/agents
       statecache import openai-sqlite conversations.db
+      statecache import adk-database postgresql://localhost/sessions --dry-run
       statecache import runs.jsonl --reason "moved from staging"
       gunzip < runs.jsonl.gz | statecache import -
     """

@@ -1,0 +1,239 @@
+"""`statecache import adk-sqlite` and `adk-database`: what ADK's own services keep, once, again and gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+import psycopg
+import pytest
+from google.adk.events.event import Event
+from google.adk.sessions.base_session_service import BaseSessionService
+from google.adk.sessions.database_session_service import DatabaseSessionService
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
+
+from statecache import AsyncStateCache, Settings
+from statecache.adapters import filling
+from statecache.adapters.adk import StateCacheSessionService, importing
+from tests.support.adk_services import event
+from tests.support.command_line import CommandLine
+
+WHOSE = [("orders", "alice", "42"), ("orders", "bob:b", "a/1"), ("other", "alice", "42")]
+EVERY = [dict(zip(("app_name", "user_id", "session_id"), one, strict=True)) for one in WHOSE]
+
+
+class Vendor:
+    """One of ADK's own services, and how an import from it is asked for."""
+
+    def __init__(self, make: Callable[[], Any], *words: str) -> None:
+        self._make, self.words = make, words
+
+    @asynccontextmanager
+    async def service(self) -> AsyncIterator[Any]:
+        """Open the service."""
+        made = self._make()
+        yield made
+        if isinstance(made, DatabaseSessionService):
+            await made.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres", "file of a database service"])
+def vendor(request: pytest.FixtureRequest, settings: Settings, tmp_path: Path) -> Iterator[Vendor]:
+    """ADK's own services on all that an import is tested with."""
+    file = tmp_path / "ses sions?.db"
+    if request.param == "sqlite":
+        yield Vendor(lambda: SqliteSessionService(str(file)), "adk-sqlite", str(file))
+    elif request.param == "postgres":
+        with _schema(settings) as url:
+            driven = url.replace("postgresql://", "postgresql+psycopg://", 1)
+            yield Vendor(lambda: DatabaseSessionService(driven), "adk-database", url)
+    else:
+        plain = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
+        yield Vendor(lambda: DatabaseSessionService(plain), "adk-database", plain)
+
+
+@pytest.fixture
+def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """The command line on the test's deployment."""
+    return CommandLine(settings, monkeypatch, capsys)
+
+
+@contextmanager
+def _schema(settings: Settings) -> Iterator[str]:
+    schema = f"vendor_{uuid4().hex[:12]}"
+    with psycopg.connect(settings.postgres_url, autocommit=True) as admin:
+        admin.execute(f"CREATE SCHEMA {schema}")
+        mark = "&" if "?" in settings.postgres_url else "?"
+        yield f"{settings.postgres_url}{mark}options={quote(f'-csearch_path={schema}')}"
+        admin.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+def _events(count: int, since: int = 0) -> list[Event]:
+    deltas: list[dict[str, Any]] = [{}, {"n": 1, "app:last": 1.5}, {"user:name": "ä 😀", "list": [None]}]
+    return [
+        event(f"event {number}", changes=deltas[number % 3], timestamp=1e9 + number + 0.125)
+        for number in range(since, count)
+    ]  # fmt: skip
+
+
+async def _append(service: BaseSessionService, which: dict[str, str], events: list[Event]) -> None:
+    session = await service.get_session(**which)
+    if session is None:
+        session = await service.create_session(**which, state={"begun": True, "app:of": which["app_name"]})
+    for one in events:
+        await service.append_event(session, one)
+
+
+async def _told(service: BaseSessionService) -> list[Any]:
+    """Return all that a service tells of the sessions."""
+    found = [await service.get_session(**one) for one in EVERY]
+    return [session and session.model_dump() for session in found]
+
+
+async def _ours(settings: Settings, namespace: str = "adk") -> list[Any]:
+    async with AsyncStateCache(settings=settings) as cache:
+        return await _told(StateCacheSessionService(cache, namespace=namespace))
+
+
+async def _filled(vendor: Vendor, count: int = 5) -> list[Any]:
+    async with vendor.service() as service:
+        for which in EVERY:
+            await _append(service, which, _events(count))
+        return await _told(service)
+
+
+def test_sessions_are_taken_in_as_they_are_once_and_what_is_new_later(
+    cli: CommandLine, settings: Settings, vendor: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = asyncio.run(_filled(vendor))
+    tried = cli("import", *vendor.words, "--dry-run")
+    assert tried.status == 0, tried
+    assert asyncio.run(_ours(settings)) == [None] * 3
+    monkeypatch.setattr(filling, "_ITEMS_A_LOT", 2)
+    taken = cli("import", *vendor.words)
+    assert (taken.status, taken.out) == (0, "15 events of 3 sessions written, 0 there already\n"), taken
+    assert taken.err == "statecache: 5 states of apps and users written\n"
+    assert (tried.out, tried.err) == (
+        taken.out.replace("written", "would be written"), taken.err.replace("written", "would be written"),
+    )  # fmt: skip
+    assert asyncio.run(_ours(settings)) == theirs
+    again = cli("import", *vendor.words, "--json")
+    assert again.json == {"sessions": 3, "written": 0, "same": 15, "states": 0, "kept": []}
+
+    async def goes_on() -> list[Any]:
+        async with vendor.service() as service:
+            await _append(service, EVERY[0], [event("later", changes={"app:last": 2, "n": 3}, timestamp=2e9)])
+            return await _told(service)
+
+    theirs = asyncio.run(goes_on())
+    assert cli("import", *vendor.words, "--json").json == {
+        "sessions": 3, "written": 1, "same": 15, "states": 1, "kept": [],
+    }  # fmt: skip
+    assert asyncio.run(_ours(settings)) == theirs
+
+
+def test_what_was_gone_on_with_here_is_left_alone_and_named(
+    cli: CommandLine, settings: Settings, vendor: Vendor
+) -> None:
+    asyncio.run(_filled(vendor))
+    assert cli("import", *vendor.words).status == 0
+
+    async def both_go_on() -> None:
+        async with vendor.service() as theirs, AsyncStateCache(settings=settings) as cache:
+            ours = StateCacheSessionService(cache)
+            await _append(ours, EVERY[0], [event("here", changes={"app:last": "here"}, timestamp=2e9)])
+            await _append(theirs, EVERY[0], [event("there", changes={"app:last": "there"}, timestamp=2e9)])
+            await _append(theirs, EVERY[1], [event("there", timestamp=2e9)])
+
+    asyncio.run(both_go_on())
+    there = cli("import", *vendor.words)
+    assert there.status == 1
+    assert there.out == "1 event of 3 sessions written, 10 there already\n"
+    for name in ("orders", "orders:alice:42"):
+        assert f"statecache: {name}: left alone, for what has this name here holds something else\n" in there.err
+    ours = asyncio.run(_ours(settings))
+    assert ours[0]["events"][-1]["content"]["parts"][0]["text"] == "here"
+    assert ours[0]["state"]["app:last"] == "here"
+    assert ours[1]["events"][-1]["content"]["parts"][0]["text"] == "there"
+    assert cli("import", *vendor.words, "--json").json["kept"] == ["orders", "orders:alice:42"]
+
+
+def test_an_import_that_was_cut_off_goes_on(
+    cli: CommandLine, settings: Settings, vendor: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = asyncio.run(_filled(vendor, 7))
+    monkeypatch.setattr(filling, "_ITEMS_A_LOT", 2)
+    append, left = importing._Taking._append, [None] * 5
+
+    async def cut(self: Any, *args: Any) -> Any:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return await append(self, *args)
+
+    monkeypatch.setattr(importing._Taking, "_append", cut)
+    assert cli("import", *vendor.words).status == 130
+    monkeypatch.setattr(importing._Taking, "_append", append)
+    assert cli("import", *vendor.words, "--json").json["written"] == 21 - 9
+    assert asyncio.run(_ours(settings)) == theirs
+
+
+def test_a_namespace_may_be_another(cli: CommandLine, settings: Settings, vendor: Vendor) -> None:
+    theirs = asyncio.run(_filled(vendor, 2))
+    assert cli("import", *vendor.words, "--namespace", "mine").status == 0
+    assert asyncio.run(_ours(settings)) == [None] * 3
+    assert asyncio.run(_ours(settings, "mine")) == theirs
+
+
+def test_a_long_session_is_taken_in_by_lots_and_read_in_order(
+    cli: CommandLine, settings: Settings, tmp_path: Path
+) -> None:
+    file = tmp_path / "sessions.db"
+    vendor = Vendor(lambda: SqliteSessionService(str(file)), "adk-sqlite", str(file))
+    theirs = asyncio.run(_filled(vendor, 1203))
+    assert cli("import", *vendor.words, "--json").json["written"] == 3 * 1203
+    assert asyncio.run(_ours(settings)) == theirs
+
+
+def test_a_source_that_cannot_be_read_is_told(cli: CommandLine, settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("no database, but a text that is long enough to be taken for one" * 9)
+    sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (n)").connection.close()
+    for words in (("adk-sqlite", str(tmp_path / "none.db")), ("adk-database", f"sqlite:///{tmp_path}/none.db")):
+        gone = cli("import", *words)
+        assert (gone.status, "does not exist" in gone.err) == (2, True), gone
+    for name in ("text.db", "other.db"):
+        for words in (("adk-sqlite", str(tmp_path / name)), ("adk-database", f"sqlite:///{tmp_path / name}")):
+            strange = cli("import", *words)
+            assert (strange.status, "holds no sessions of ADK" in strange.err) == (3, True), strange
+    with _schema(settings) as url:
+        empty = cli("import", "adk-database", url)
+        assert (empty.status, "holds no sessions of ADK" in empty.err) == (3, True), empty
+    for url, status in (("nonsense", 2), ("postgresql://u:secret@127.0.0.1:1/d", 4), ("no+such://u:secret@h/d", 2)):
+        away = cli("import", "adk-database", url)
+        assert away.status == status, away
+        assert "secret" not in away.err
+        assert away.err.startswith("statecache: ")
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_tables_of_an_early_release_are_told(cli: CommandLine, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "early.db") as rows:
+        for name, columns in {
+            "app_states": "app_name, state, update_time", "user_states": "app_name, user_id, state, update_time",
+            "sessions": "app_name, user_id, id, state, create_time, update_time",
+            "events": "id, app_name, user_id, session_id, invocation_id, author, actions BLOB, timestamp",
+        }.items():  # fmt: skip
+            rows.execute(f"CREATE TABLE {name} ({columns})")
+        rows.execute("INSERT INTO sessions VALUES ('a', 'u', 's', '{}', 1, 1)")
+    rows.close()
+    for words in (
+        ("adk-sqlite", str(tmp_path / "early.db")), ("adk-database", f"sqlite:///{tmp_path / 'early.db'}"),
+    ):  # fmt: skip
+        early = cli("import", *words)
+        assert (early.status, "adk migrate session" in early.err) == (3, True), early
