@@ -1,4 +1,4 @@
-"""The checkpointer beside LangGraph's own for Postgres, on the same Postgres, and the session beside that for Redis.
+"""The checkpointer beside LangGraph's own for Postgres, on the same Postgres, and sessions beside their vendors' own.
 
 What three graphs asked of a saver is played into both, call by call, into a new thread of each in every round; then
 each thread is read, and deleted. Both savers are used as they come: ours acknowledges when Redis has executed a commit
@@ -25,6 +25,7 @@ from statecache.adapters.langgraph import StateCacheSaver
 from statecache.keys import KeySpace
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
+from tests.benchmarks.adapters_adk import adk_sessions
 from tests.benchmarks.adapters_at_once import sessions, writes_at_once
 from tests.benchmarks.backlog import Backlog
 from tests.benchmarks.graph_calls import PROFILES, SEED, Call, Words, config_of
@@ -87,6 +88,7 @@ def adapters(values: Sequence[Value], rounds: int) -> Iterator[Row]:
     with servers(workers=1) as running:
         settings = Settings(redis_url=running.redis_url, postgres_url=running.postgres_url)
         yield from sessions(settings, words, rounds)
+        yield from adk_sessions(settings, words, rounds)
 
 
 def _savers(words: Words, rounds: int) -> Iterator[Row]:

@@ -25,7 +25,7 @@ from tests.support.adk_services import event
 from tests.support.command_line import CommandLine
 
 WHOSE = [("orders", "alice", "42"), ("orders", "bob:b", "a/1"), ("other", "alice", "42")]
-EVERY = [dict(zip(("app_name", "user_id", "session_id"), one, strict=True)) for one in WHOSE]
+EVERY: list[dict[str, Any]] = [dict(zip(("app_name", "user_id", "session_id"), one, strict=True)) for one in WHOSE]
 
 
 class Vendor:
@@ -82,7 +82,7 @@ def _events(count: int, since: int = 0) -> list[Event]:
     ]  # fmt: skip
 
 
-async def _append(service: BaseSessionService, which: dict[str, str], events: list[Event]) -> None:
+async def _append(service: BaseSessionService, which: dict[str, Any], events: list[Event]) -> None:
     session = await service.get_session(**which)
     if session is None:
         session = await service.create_session(**which, state={"begun": True, "app:of": which["app_name"]})

@@ -13,6 +13,7 @@ that was stopped in between finds it gone.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -38,38 +39,47 @@ async def prepare(view: AsyncNamespace[Any], place: Place, before: str, revision
 
     Where one of them cannot be written, the other is withdrawn.
     """
-    concerned: list[Of] = []
-    parts: list[tuple[Of, str, dict[str, Any]]] = [
-        ("app", place.app, deltas.app), ("user", place.user, deltas.user),
-    ]  # fmt: skip
-    for of, name, delta in parts:
-        if delta:
-            change = Prepared(place.head, before, platform_time.get_time(), kept(delta, 0, nul=False).data)
+    changed: dict[Of, dict[str, Any]] = {"app": deltas.app, "user": deltas.user}
+    concerned: list[Of] = [of for of, delta in changed.items() if delta]
 
-            def with_it(data: Any, change: Prepared = change, name: str = name) -> Any:
-                shared = _shared(data, name)
-                return _data(msgspec.structs.replace(shared, prepared={**shared.prepared, revision: change}))
+    async def write(of: Of) -> None:
+        name = place.app if of == "app" else place.user
+        change = Prepared(place.head, before, platform_time.get_time(), kept(changed[of], 0, nul=False).data)
 
-            try:
-                await view.update(name, with_it, default=_data(place.shared(of)), reason="prepare")
-            except StateCacheError:
-                await withdraw(view, place, revision, concerned)
-                raise
-            concerned.append(of)
+        def with_it(data: Any) -> Any:
+            shared = _shared(data, name)
+            return _data(msgspec.structs.replace(shared, prepared={**shared.prepared, revision: change}))
+
+        await view.update(name, with_it, default=_data(place.shared(of)), reason="prepare")
+
+    ended = await asyncio.gather(*map(write, concerned), return_exceptions=True)
+    failed = [error for error in ended if error is not None]
+    if failed:
+        await withdraw(view, place, revision, [of for of, error in zip(concerned, ended, strict=True) if error is None])
+        raise failed[0]
     return concerned
 
 
 async def resolve(view: AsyncNamespace[Any], place: Place, revision: str, prepared: Sequence[Of]) -> None:
     """Let what was prepared for a revision that the session has got take effect, unless others have done so."""
-    for of in prepared:
-        await _decide(view, place.app if of == "app" else place.user, {revision: True})
+    await _decided(view, place, {revision: True}, prepared)
 
 
 async def withdraw(view: AsyncNamespace[Any], place: Place, revision: str, prepared: Sequence[Of]) -> None:
     """Have what was prepared for a revision go that the session will not get; where that fails, a reader does it."""
     with suppress(StateCacheError):
-        for of in prepared:
-            await _decide(view, place.app if of == "app" else place.user, {revision: False})
+        await _decided(view, place, {revision: False}, prepared)
+
+
+async def _decided(
+    view: AsyncNamespace[Any], place: Place, verdicts: Mapping[str, bool], prepared: Sequence[Of]
+) -> None:
+    """Carry verdicts out on the states of the app and of the user, side by side; raise the first error of both."""
+    names = [place.app if of == "app" else place.user for of in prepared]
+    ended = await asyncio.gather(*(_decide(view, name, verdicts) for name in names), return_exceptions=True)
+    for error in ended:
+        if isinstance(error, BaseException):
+            raise error
 
 
 async def states_of(view: AsyncNamespace[Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:
