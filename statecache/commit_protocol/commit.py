@@ -36,7 +36,9 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
 
     Moments are on the monotonic clock: `end` is when the caller wants an answer, `latest` when the attempt sent last is
     refused for arriving too late, `lingers` the same for attempts that were never answered. `pinned` maps writes that
-    now expect the change found at the lookup to what they expected at first. `last_error` is the reason for the last
+    now expect the change found at the lookup to what they expected at first; `met` maps the others to the change found
+    there: only as long as that stands is it certain that a conflict with it is no conflict with what came of an earlier
+    attempt since. `last_error` is the reason for the last
     pause, to be raised where no time is left for another attempt. `lost_answer` is why an attempt was never answered:
     the outcome is unknown from then on. `applied_at` is where this client was told that it is applied: it must not be
     again, while that position stands. `named` says that its caller has given the change_id, so that it may be another
@@ -59,6 +61,7 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     applied_at: Position | None = None
     backoff: Backoff = msgspec.field(default_factory=lambda: Backoff(0.005, 0.25))
     pinned: dict[int, str] = {}
+    met: dict[int, str] = {}
     nonce: bytes = b""
     latest: float = 0.0
     lingers: float = 0.0
@@ -117,6 +120,8 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
                 self.pinned[at] = write.expected
                 aged = "" if write.expected == PRESENT else AGED  # whoever expects a state expects one that stands
                 self.writes[at] = msgspec.structs.replace(write, expected=change_id.decode() + aged)
+            elif change_id is not None:
+                self.met[at] = change_id.decode()
         self.repeat = any(change_id is None for change_id, _ in current)
 
     def found_absent(self, keys: Collection[str], epoch: int, flushed: int) -> None:
@@ -129,7 +134,11 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
         """Expect what was expected at first, where the pinned changes have gone; the commit is a repeat again."""
         for at, expected in self.pinned.items():
             self.writes[at] = msgspec.structs.replace(self.writes[at], expected=expected)
-        self.pinned, self.repeat = {}, True
+        self.pinned, self.met, self.repeat = {}, {}, True
+
+    def looks_again(self, at: int, found: str) -> bool:
+        """Return whether a conflict of a write with a change says only that there is another one than at the lookup."""
+        return at in self.pinned or self.met.get(at, found) != found
 
     def hindered(self, error: StateCacheError, *, now: float) -> StateCacheError:
         """Note why an attempt failed, and return what to raise where no time is left for another one.

@@ -85,8 +85,12 @@ class Pause(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Send it again when the server would refuse every earlier attempt for coming too late."""
+    """Send it again when the server would refuse every earlier attempt for coming too late.
 
+    Where no time is left for that, fail with the error.
+    """
+
+    error: StateCacheError
     seconds: float
 
 
@@ -126,7 +130,7 @@ def next_step(commit: Commit, reply: Sequence[Any] | Exception, *, now: float) -
         return HeedPolicy(reply[2])
     if verdict == b"UNSURE":
         return LookUp(applied=len(reply) > 2, position=Position.parse(reply[2]) if len(reply) > 2 else None)
-    if verdict == b"CONFLICT" and reply[2] - 1 in commit.pinned:
+    if verdict == b"CONFLICT" and commit.looks_again(reply[2] - 1, reply[3].decode()):
         commit.unpin()
         return Again()
     refused = error_of(commit, reply)
@@ -151,7 +155,7 @@ def after_error(commit: Commit, reply: Exception, *, now: float) -> Again | Paus
 def _refused(commit: Commit, error: StateCacheError, now: float, *, lasting: bool = False) -> Refuse | Wait:
     """Return a refusal, once no earlier attempt can meet another answer: what is refused is never applied later."""
     lingers_s = commit.lingers - now
-    return Refuse(error) if lasting or lingers_s <= 0 else Wait(lingers_s)
+    return Refuse(error) if lasting or lingers_s <= 0 else Wait(error, lingers_s)
 
 
 def after_lookup(

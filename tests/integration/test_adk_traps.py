@@ -20,6 +20,7 @@ from statecache import (
     UsageError,
 )
 from statecache.adapters.adk import StateCacheSessionService, sessions
+from statecache.adapters.adk.shared import prepare
 from statecache.adapters.filling import PAGE_BYTES_MAX, PAGE_ITEMS_MAX
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
@@ -308,3 +309,28 @@ async def test_a_service_that_was_closed_says_so_and_a_client_that_was_given_sta
     async with StateCacheSessionService(cache) as given:
         assert (await loaded(given)).id == "42"
     assert (await loaded(given)).id == "42"
+
+
+async def test_what_was_given_up_while_an_append_was_stopped_is_written_again(
+    service: StateCacheSessionService, session: Session, cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody appends, reads what is shared, and undoes: the session is what it was when the append began."""
+    await service.append_event(session, event("before"))
+    theirs, stopped = await loaded(service), list[int]()
+    other = StateCacheSessionService(cache)
+
+    async def stops(view: AsyncNamespace[Any], *args: Any) -> Any:
+        prepared = await prepare(view, *args)
+        if not stopped:
+            stopped.append(1)
+            await other.append_event(theirs, event("theirs"))
+            assert await other.get_user_state(**WHOSE) == {}
+            await cache.undo(GROUP, group=True)
+        return prepared
+
+    monkeypatch.setattr("statecache.adapters.adk.sessions.prepare", stops)
+    await service.append_event(session, event("mine", changes=CHANGES))
+    found = await loaded(service)
+    assert stopped
+    assert texts(found.events) == ["before", "mine"]
+    assert found.state == CHANGES

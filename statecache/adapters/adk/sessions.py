@@ -127,8 +127,8 @@ class Sessions:
                         continue
                     raise _refused(place, found)
                 await resolve(self._view, place, known.revision, known.prepared)
-                if prepared is None:
-                    prepared = await prepare(self._view, place, known.revision, revision, deltas)
+                # Again at each attempt: who saw the session at another revision meanwhile has given it up.
+                prepared = await prepare(self._view, place, known.revision, revision, deltas)
                 head = _next(known, deltas, event.timestamp, revision, prepared)
                 try:
                     await self._committed(place, appended(place, found, [data], head, self._bytes_max), "append_event")

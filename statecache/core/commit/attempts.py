@@ -1,17 +1,21 @@
 """One attempt of a commit: the script sent once, and its reply, proven to belong to what was asked.
 
 Every attempt carries a nonce, which its reply repeats, and the time past which the server must not execute it any more.
+The nonce says whose attempt it is and which one, so the server can be told to refuse all that were sent before.
 What it comes to is decided by the committer.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from itertools import count
 from math import ceil
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from redis.exceptions import NoScriptError
 
+from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
 from statecache.core.commit.durability_support import COPIED
 from statecache.errors import RedisUnavailable
@@ -44,9 +48,18 @@ class Attempts:
             (keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.hydrating(shard))
             for shard in range(keys.shards)
         ]
-        self._nonces = count(1)
+        self._numbers = count(1)
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
         limits = settings.backlog_entries_max, settings.backlog_bytes_max, COMMIT_BYTES_MAX, settings.value_bytes_max
         self._limits = tuple(map(str, limits))
+
+    def begin_anew(self, _: AbstractContextManager[Any]) -> None:
+        """Have a forked child's attempts told apart from its parent's."""
+        self._sender = token_hex(6).encode()
+
+    def _nonce(self) -> bytes:
+        return b"%b.%d" % (self._sender, next(self._numbers))
 
     async def send(self, link: Link, commit: Commit, seconds: float) -> list[Any]:
         """Run the script once, and WAIT behind it on the same connection where the durability level needs it.
@@ -108,7 +121,7 @@ class Attempts:
         Finding a change writes nothing, and a WAIT behind nothing says nothing about copies of it.
         """
         attempt_s = seconds if seconds < 0.2 else seconds * 0.4
-        commit.nonce = b"%d" % next(self._nonces)
+        commit.nonce = self._nonce()
         meta, changes, *_ = self._fixed[commit.shard]
         position = str(found.position) if found.in_stream else ""
         arguments = (commit.nonce, commit.change_id, self._settings.fence, position)
@@ -120,7 +133,7 @@ class Attempts:
 
     def call(self, link: Link, commit: Commit, attempt_s: float) -> Any:
         """Return the script's command, which the server refuses once this side has given the attempt up."""
-        commit.nonce = b"%d" % next(self._nonces)
+        commit.nonce = self._nonce()
         given_up = monotonic() + attempt_s
         commit.latest = given_up + link.handshake_s
         latest_ms = int(given_up * 1000 + link.ahead_ms)
@@ -131,7 +144,7 @@ class Attempts:
         if commit.repeat or commit.lingers:
             last = max(commit.lingers, commit.latest) + self._settings.timeout_s
             others_until = f"{int(last * 1000 + link.ahead_ms)}"
-            if commit.lingers:  # on this server's clock, which was read with that uncertainty
+            if commit.lingers and commit.durability == "memory":  # what refuses them lasts no longer than Redis does
                 unanswered = (commit.lingers + link.handshake_s) * 1000 + link.ahead_ms
                 others_until += f" {ceil(unanswered)}"
             arguments.append(others_until)

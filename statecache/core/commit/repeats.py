@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from statecache.backoff import LATE_S
 from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Committed, Found
@@ -192,7 +193,9 @@ class Repeats:
                     commit.fail(error)
                 note(retries=1)
                 await self._redis.io.sleep(commit.backoff.take())
-            case Wait(seconds):
+            case Wait(error, seconds):
+                if monotonic() + seconds > commit.end + LATE_S:
+                    commit.fail(error)
                 await self._redis.io.sleep(seconds)
             case Refuse(error):
                 raise error

@@ -1,7 +1,7 @@
 -- Commits 1 to 256 states of one group: the only write path of states.
 --
 -- KEYS  1 meta  2 changes  3 unflushed  4 hydrating  5… one state each  last, where locks count: leases
--- ARGV  1 nonce  2 change_id  3 fence (on|off), and behind a blank how many replicas must be connected
+-- ARGV  1 nonce: sender.number  2 change_id  3 fence (on|off), and behind a blank how many replicas must be connected
 --       4 repeat (0|1, or the position at which its writer was told that it is applied)  5 writer  6 actor  7 reason
 --       8 backlog entries max  9 backlog bytes max  10 commit bytes max  11 value bytes max
 --       12… per state: key, op (set|delete|check, or a modifier: verb, digest, most bytes, and keep where an end stays),
@@ -272,11 +272,7 @@ if type(hydrations) == 'table' then return { nonce, 'FOREIGN', hydrating, hydrat
 if hydrations > 1 and not is_repeat and call('HEXISTS', hydrating, '!' .. change_id) == 1 then
   return { nonce, 'LATE' }
 end
--- An attempt that was given up, and whose writer was told since that the commit is refused.
-local told = head[9] and find(head[9], ' ' .. change_id .. '=', 1, true)
-if told and latest and tonumber(latest) <= tonumber(string.match(head[9], '^%d+', told + #change_id + 2)) then
-  return { nonce, 'LATE' }
-end
+-- include given_up
 
 -- Rights: a user may have lost one since the handshake, and what comes behind XADD must not be refused.
 local may, lacking = redis.acl_check_cmd, nil
@@ -386,6 +382,7 @@ for i = 1, count do
   end
 end
 call('HSET', meta, 'n', n, 'entries', entries, 'bytes', bytes)
+if head[9] and head[9] ~= '' and now[1] * 1000 > tonumber(string.match(head[9], '^%d+') or '0') then call('HSET', meta, 'refused', '') end
 if others_until and others_until ~= '' then -- it is swept away as a token is
   call('HSET', hydrating, '!' .. change_id, '!|' .. epoch .. '|' .. others_until)
 end

@@ -11,7 +11,8 @@
 local fence = ARGV[3]
 -- include lineage
 if redis.call('HGET', KEYS[1], 'reservation') ~= ARGV[1] or server ~= ARGV[2] then return 0 end
-redis.call('DEL', KEYS[4]) -- first: a script that has removed something may go on when memory is full
+local held = redis.pcall('HDEL', KEYS[4], '_') -- first: a script that has removed something may go on when memory is full
+if type(held) == 'table' then redis.call('DEL', KEYS[4]) end -- another program's; else what is known of attempts stays
 local start = ARGV[4] .. '-' .. ARGV[5]
 local added = redis.pcall('XADD', KEYS[2], start, '_', '_')
 if type(added) == 'table' and added.err then return 0 end

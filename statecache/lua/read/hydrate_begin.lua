@@ -26,8 +26,8 @@ for i = 4, #KEYS do
   if kind == 'hash' then
     verdict = 'PRESENT'
   else
-    local others = standing and not mine[string.match(standing, '^[^|]*')]
-    local deadline = others and tonumber(string.match(standing, '|(%d+)$'))
+    local whose, since, ends = string.match(standing or '', '^([^|]*)|(%d+)|(%d+)$')
+    local deadline = whose and not mine[whose] and since == head[1] and tonumber(ends) -- of this epoch
     if dirty and tonumber(dirty) > tonumber(head[3] or '-1') then
       verdict = 'DIRTY'
     elseif deadline and deadline > ms then

@@ -45,6 +45,27 @@ HOT = {
         "refused",
         by="scenarios refused_late",
     ),
+    "refused by number": Mutant(
+        "an attempt whose sender was told that the commit is refused is executed all the same",
+        "statecache/lua/given_up.lua",
+        "  if refused and tonumber(number) <= tonumber(refused) then",
+        "  if false then",
+        by="scenarios refused_by_number",
+    ),
+    "marks of attempts": Mutant(
+        "what is known of attempts that may still arrive goes with the epoch",
+        "statecache/lua/epoch/gate_open.lua",
+        "redis.pcall('HDEL', KEYS[4], '_')",
+        "redis.pcall('DEL', KEYS[4])",
+        by="scenarios late_in_epoch",
+    ),
+    "met at the lookup": Mutant(
+        "a conflict counts although an attempt may have been executed since the commit was looked up",
+        "statecache/commit_protocol/commit.py",
+        " or self.met.get(at, found) != found",
+        "",
+        by="scenarios came_meanwhile",
+    ),
     "used change_id": Mutant(
         "a change_id that stands for another value is answered as a repeat",
         "statecache/lua/commit/commit.lua",
