@@ -23,16 +23,13 @@ from uuid import UUID
 import msgspec
 import pytest
 import redis
-from crewai.flow.async_feedback.types import HumanFeedbackPending, PendingFeedbackContext
-from crewai.flow.flow import Flow, listen, start
-from crewai.flow.human_feedback import human_feedback
-from crewai.flow.persistence import persist
+from crewai.flow.async_feedback.types import HumanFeedbackPending
 from crewai.flow.persistence.sqlite import SQLiteFlowPersistence
-from pydantic import BaseModel
 
 from statecache import AsyncStateCache, CodecError, ConfigurationError, LimitExceeded, Settings, StateCache, UsageError
 from statecache.adapters.crewai import StateCacheFlowPersistence
 from statecache.adapters.crewai.importing import import_flows, sqlite_flows
+from tests.crewai.flows import Told, asking, context, flow_of
 
 CONFIGURATION = os.environ.get("CONFIGURATION", "normal")
 _numbers = count(1)
@@ -80,73 +77,6 @@ def both(clients: list[StateCache]) -> Both:
 def flow_id() -> str:
     """Return the id of a flow that nobody has."""
     return f"{CONFIGURATION.replace(' ', '-')}-{os.getpid()}-{next(_numbers)}"
-
-
-class Told(BaseModel):
-    """What the flows here come to."""
-
-    id: str = ""
-    done: list[str] = []
-    said: str = ""
-
-
-class Asks:
-    """What asks somebody for feedback, who answers another day."""
-
-    def request_feedback(self, context: PendingFeedbackContext, flow: Any) -> str:
-        """Have the flow paused."""
-        raise HumanFeedbackPending(context=context)
-
-
-def flow_of(persistence: Any) -> type[Any]:
-    """Return a flow of two steps that is persisted after each."""
-
-    @persist(persistence)
-    class Steps(Flow[Told]):
-        _skip_auto_memory = True
-
-        @start()
-        def first(self) -> None:
-            self.state.done.append("first")
-
-        @listen(first)
-        def second(self) -> None:
-            self.state.done.append("second")
-            if self.state.said == "die":
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    return Steps
-
-
-def asking(persistence: Any) -> type[Any]:
-    """Return a flow that asks for feedback and goes on with it."""
-
-    @persist(persistence)
-    class Review(Flow[Told]):
-        _skip_auto_memory = True
-
-        @start()
-        @human_feedback(message="Is it right?", provider=Asks())
-        def draft(self) -> str:
-            self.state.done.append("draft")
-            return "a draft"
-
-        @listen(draft)
-        def publish(self, result: Any) -> None:
-            self.state.said = result.feedback
-
-    return Review
-
-
-def context(flow_id: str, **more: Any) -> PendingFeedbackContext:
-    """Return what a paused flow waits for."""
-    return PendingFeedbackContext(
-        flow_id=flow_id, flow_class="Review", method_name="draft", method_output={"title": "a draft"},
-        message="Is it right?", emit=["yes", "no"], **more,
-    )  # fmt: skip
-
-
-# What is saved and loaded.
 
 
 def test_what_was_saved_last_is_loaded(both: Both, flow_id: str) -> None:

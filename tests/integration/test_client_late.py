@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 
 from statecache import (
-    AlreadyExists,
     AsyncStateCache,
     Backpressure,
     ForeignData,
-    OutcomeUnknown,
-    RedisUnavailable,
     Settings,
     Unavailable,
     VersionConflict,
@@ -23,16 +20,15 @@ from statecache import (
 from statecache.clock import monotonic
 from statecache.commit_protocol.commit import Commit
 from statecache.core.commit.attempts import Attempts
-from statecache.core.commit.durable import Durable
 from statecache.core.redis.connection import Link
 from statecache.keys import KeySpace
-from statecache.lua import parts_of
 from statecache.model import Position
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import MakeWorker, flush
 from tests.support.dirtiness import evict
 from tests.support.fault_proxy import FaultProxy
+from tests.support.held_up import Stray
 from tests.support.polling import pause
 
 pytestmark = pytest.mark.counts_seconds
@@ -116,197 +112,11 @@ async def test_being_late_does_not_hide_what_hindered_the_attempts_before(
     assert attempts > 1
 
 
-class Stray:
-    """The first attempts of a write: its connection breaks as each is sent, but a network still has it."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Awaitable[object]], attempts: int = 1
-    ) -> None:
-        self._sent = list[Sequence[Any]]()
-        self._meanwhile = meanwhile
-        run = Link.run
-
-        async def run_or_lose(link: Link, commands: Sequence[Any], *, seconds: float) -> Any:
-            if len(self._sent) == attempts or "overdue" not in repr(commands[0]):
-                return await run(link, commands, seconds=seconds)
-            self._sent.append(commands)
-            await link.close()
-            if len(self._sent) == attempts:
-                await self._meanwhile()
-            raise RedisUnavailable("connection", detail="lost on the way")
-
-        monkeypatch.setattr(Link, "run", run_or_lose)
-
-    async def arrives(self, cache: AsyncStateCache, later_ms: int = 0) -> bytes:
-        """Let the attempts reach the server at last; return the last one's verdict, which nobody waits for.
-
-        By another clock they may be executed so much later.
-        """
-        for commands in self._sent:
-            words = [[word + later_ms if type(word) is int and word > 10**12 else word for word in one]
-                     for one in commands]  # fmt: skip
-            reply = await cache._runtime.redis.exchange([tuple(one) for one in words], seconds=5)
-        verdict: bytes = parts_of(reply[0])[1]
-        return verdict
-
-
 @pytest.fixture
 async def limited(settings: Settings) -> AsyncIterator[AsyncStateCache]:
     """A client whose backlog takes two changes of a shard."""
     async with AsyncStateCache(settings=settings.model_copy(update={"backlog_entries_max": 2})) as client:
         yield client
-
-
-async def test_a_create_that_is_refused_is_not_applied_when_it_arrives_afterwards(
-    cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its repeat meets somebody's state, which is deleted before the first attempt arrives."""
-    assert await cache.get("runs/42") is None
-    stray = Stray(monkeypatch, partial(cache.set, "runs/42", "somebody's"))
-    async with AsyncStateCache(settings=settings) as client:
-        with pytest.raises(AlreadyExists):
-            await client.create("runs/42", "overdue", timeout=4.0)
-    await cache.delete("runs/42")
-    assert await stray.arrives(cache) == b"LATE"
-    assert await cache.get("runs/42") is None
-
-
-@pytest.mark.own_servers("its Redis begins another history")
-@pytest.mark.parametrize("attempts", [1, 2])
-@pytest.mark.parametrize("anew", [False, True])
-async def test_a_create_that_is_refused_is_told_so_at_once(
-    cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch, make_worker: MakeWorker,
-    redis_raw: Any, attempts: int, anew: bool,
-) -> None:  # fmt: skip
-    """Redis executes the lost attempts no more, and remembers that as long as they could arrive in their time."""
-    assert await cache.get("runs/42") is None
-    stray = Stray(monkeypatch, partial(cache.set, "runs/42", "somebody's"), attempts)
-    async with AsyncStateCache(settings=settings) as client, asyncio.timeout(60):
-        with pytest.raises(AlreadyExists):
-            await client.create("runs/42", "overdue", timeout=600.0)
-        await cache.delete("runs/42")
-        if anew:
-            redis_raw.replicaof("127.0.0.1", 1)
-            redis_raw.replicaof("NO", "ONE")
-        await flush(make_worker())
-        assert ((await cache.set("runs/42/more", 1)).position or (0,))[0] == 1 + anew
-        assert await stray.arrives(cache) == b"LATE"
-        assert await cache.get("runs/42") is None
-        assert (await client.create("runs/42", "another", timeout=60.0)).version == 3
-
-
-async def test_a_create_that_redis_has_no_room_to_remember_waits_until_it_would_be_late(
-    cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch, redis_raw: Any, keys: KeySpace
-) -> None:
-    """It remembers a hundred of a shard, for as long as their attempts may arrive."""
-    assert await cache.get("runs/42") is None
-    meta, others = keys.meta(keys.shard("runs/42")), "".join(f" {number}/a=1@9999999999999" for number in range(100))
-    others = f"9999999999999{others}"
-    redis_raw.hset(meta, "refused", others)
-    stray = Stray(monkeypatch, partial(cache.set, "runs/42", "somebody's"))
-    async with AsyncStateCache(settings=settings) as client:
-        with pytest.raises(AlreadyExists):
-            await client.create("runs/42", "overdue", timeout=4.0)
-    assert redis_raw.hget(meta, "refused").decode() == others
-    await cache.delete("runs/42")
-    assert await stray.arrives(cache) == b"LATE"
-    assert await cache.get("runs/42") is None
-
-
-async def test_what_can_no_longer_arrive_is_forgotten(
-    cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch, redis_raw: Any, keys: KeySpace
-) -> None:
-    meta = keys.meta(keys.shard("runs/42"))
-    for number in range(3):
-        await cache.delete("runs/42")
-        if number == 0:
-            redis_raw.hset(meta, "refused", "9999999999999 gone/a=1@1 stays/a=1@9999999999999")
-        with monkeypatch.context() as patched:
-            Stray(patched, partial(cache.set, "runs/42", "somebody's"))
-            async with AsyncStateCache(settings=settings) as client:
-                with pytest.raises(AlreadyExists):
-                    await client.create("runs/42", "overdue", timeout=600.0)
-    refused = redis_raw.hget(meta, "refused").decode().split()
-    assert refused[:2] == ["9999999999999", "stays/a=1@9999999999999"]
-    assert len(refused) == 5
-    redis_raw.hset(meta, "refused", "1 gone/a=1@1")
-    await cache.set("runs/42", "whoever commits next takes away what is of no use")
-    assert redis_raw.hget(meta, "refused") == b""
-
-
-@pytest.mark.parametrize("ms", [-60_000, 50, 60_000])
-async def test_what_is_refused_is_known_by_its_number_whatever_clocks_say(
-    cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch, ms: int
-) -> None:
-    assert await cache.get("runs/42") is None
-    stray = Stray(monkeypatch, partial(cache.set, "runs/42", "somebody's"))
-    async with AsyncStateCache(settings=settings) as client:
-        with pytest.raises(AlreadyExists):
-            await client.create("runs/42", "overdue", timeout=600.0)
-    await cache.delete("runs/42")
-    assert await stray.arrives(cache, ms) == b"LATE"
-    assert await cache.get("runs/42") is None
-
-
-async def test_a_change_that_is_refused_again_stays_refused_for_as_long_as_before(
-    cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Asked again, in less time, it is refused again; then its key is free, and a third request is a new one."""
-    assert await cache.get("runs/42") is None
-    change_id = "a" * 24
-    stray = Stray(monkeypatch, partial(cache.set, "runs/42", "somebody's"))
-    async with AsyncStateCache(settings=settings) as client, asyncio.timeout(60):
-        with pytest.raises(AlreadyExists):
-            await client.create("runs/42", "overdue", timeout=600.0, change_id=change_id)
-        with monkeypatch.context() as patched:
-            Stray(patched, partial(cache.get, "runs/42"))
-            with pytest.raises(AlreadyExists):
-                await client.create("runs/42", "overdue", timeout=5.0, change_id=change_id)
-        await cache.delete("runs/42")
-        assert await stray.arrives(cache) == b"LATE"
-        created = await client.create("runs/42", "overdue", timeout=5.0, change_id=change_id)
-        assert (created.change_id, created.version) == (change_id, 3)
-
-
-async def test_what_has_to_outlast_redis_is_refused_once_its_attempts_would_be_late(
-    cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch, redis_raw: Any, keys: KeySpace
-) -> None:
-    """What refuses attempts is no more durable than Redis."""
-    assert await cache.get("runs/42") is None
-    Stray(monkeypatch, partial(cache.set, "runs/42", "somebody's"))
-    async with AsyncStateCache(settings=settings) as client:
-        begun = monotonic()
-        with pytest.raises(AlreadyExists):
-            await client.create("runs/42", "overdue", timeout=4.0, durability="postgres")
-    assert monotonic() - begun > 1.0
-    assert not redis_raw.hget(keys.meta(keys.shard("runs/42")), "refused")
-
-
-async def test_no_call_waits_longer_than_it_was_given_for_what_an_earlier_one_sent(
-    cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch, redis_raw: Any, keys: KeySpace
-) -> None:
-    """Redis remembers too many refused ones already."""
-    assert await cache.get("runs/42") is None
-    others = "9999999999999" + "".join(f" {number}/a=1@9999999999999" for number in range(100))
-    redis_raw.hset(keys.meta(keys.shard("runs/42")), "refused", others)
-    change_id, held = "a" * 24, asyncio.Event()
-
-    async def cancelled() -> None:
-        await cache.set("runs/42", "somebody's")
-        held.set()
-        await asyncio.sleep(60)
-
-    async with AsyncStateCache(settings=settings) as client, asyncio.timeout(30):
-        with monkeypatch.context() as patched:
-            Stray(patched, cancelled)
-            call = asyncio.ensure_future(client.create("runs/42", "overdue", timeout=600.0, change_id=change_id))
-            await held.wait()
-            call.cancel()
-            await asyncio.wait([call])
-        begun = monotonic()
-        with pytest.raises(OutcomeUnknown):
-            await client.create("runs/42", "overdue", timeout=1.0, change_id=change_id)
-        assert monotonic() - begun < 5.0
 
 
 @pytest.mark.own_servers("its Redis begins another history")
@@ -328,33 +138,6 @@ async def test_a_first_attempt_is_not_applied_again_in_another_epoch(
     assert (newest.version, newest.position.epoch) == (mine.version + COMMITS + 1, 2)
     assert await stray.arrives(cache) == b"LATE"
     assert await cache.get("runs/42") == newest
-
-
-async def test_a_create_that_arrives_while_it_is_looked_up_is_not_refused(
-    cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its key is taken when the lookup begins, free when the attempt arrives, and taken again when it has ended."""
-    for number in range(COMMITS):
-        await cache.set("runs/42", number)
-    await cache.delete("runs/42")
-    stray = Stray(monkeypatch, partial(cache.set, "runs/42", "somebody's"))
-    lookup, arrived = Durable.lookup, list[bytes]()
-
-    async def slow(self: Durable, *args: Any, **more: Any) -> Any:
-        found = await lookup(self, *args, **more)
-        if not arrived:
-            await cache.delete("runs/42")
-            arrived.append(await stray.arrives(cache))
-            for number in range(COMMITS):
-                await cache.set("runs/42", number)
-        return found
-
-    monkeypatch.setattr(Durable, "lookup", slow)
-    async with AsyncStateCache(settings=settings) as client:
-        created = await client.create("runs/42", "overdue", timeout=30.0)
-    assert arrived == [b"OK"]
-    versions = [one.version async for one in cache.history("runs/42") if one.change_id == created.change_id]
-    assert versions == [created.version] == [COMMITS + 4]
 
 
 async def test_what_a_full_backlog_refuses_is_not_applied_when_it_arrives_afterwards(

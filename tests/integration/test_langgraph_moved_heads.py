@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, Settings, UsageError
+from statecache import AsyncStateCache, Settings, UsageError, VersionNotFound
 from statecache.adapters.langgraph import StateCacheSaver
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, flushing, rows
@@ -74,36 +74,117 @@ async def test_a_head_that_was_edited_by_hand_proves_nothing(
     assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
 
 
-async def test_a_thread_that_was_copied_with_its_group_is_refused_until_it_is_copied_by_the_saver(
-    cache: AsyncStateCache, world: World
-) -> None:
-    first, second = (checkpoint({"text": "x" * 10_000, "count": number}, version=number) for number in (1, 2))
-    saver = StateCacheSaver(cache)
-    await put(saver, "42", first, None)
+async def _branched(cache: AsyncStateCache, world: World, thread: str) -> None:
+    """Branch the group of the thread 42 once Postgres holds it."""
     async with flushing(world.worker):
-        begun = await cache.get("langgraph/42/head/-")
-        assert begun is not None
-        await cache.wait_durable(begun)
-        await cache.branch("langgraph/42", "langgraph/43", group=True)
+        await cache.set("langgraph/42/end", 1, durability="postgres")
+        await cache.delete("langgraph/42/end", durability="postgres")
+        saver = StateCacheSaver(cache)
+        await cache.branch("langgraph/42", saver.group_of(thread), group=True)
+
+
+def _values(one: Any) -> Any:
+    assert one is not None
+    return one.config["configurable"], one.checkpoint["channel_values"], sorted(one.pending_writes or ())
+
+
+async def _told(saver: StateCacheSaver, thread: str) -> list[Any]:
+    return [_values(one) async for one in saver.alist(config(thread))]
+
+
+@pytest.fixture
+async def grown(cache: AsyncStateCache) -> list[Any]:
+    """Checkpoints of the thread 42: a large text changes, another one stays, and a task has written to the last."""
+    saver, put_so_far = StateCacheSaver(cache), list[Any]()
+    for number in range(1, 4):
+        one = checkpoint({"text": f"{number}" * 10_000, "same": "s" * 10_000, "count": number}, version=number)
+        one["channel_versions"]["same"] = "00000001"
+        new = {name: one["channel_versions"][name] for name in ("text", "count", *(["same"] if number == 1 else []))}
+        parent = put_so_far[-1]["id"] if put_so_far else None
+        await saver.aput(config("42", parent), one, METADATA, new)
+        put_so_far.append(one)
+    await saver.aput_writes(config("42", put_so_far[-1]["id"]), [("count", 9), ("text", "w" * 5000)], "a task")
+    return put_so_far
+
+
+@pytest.mark.parametrize("thread", ["43", "a/b c"])
+async def test_a_thread_is_branched_with_its_group_and_each_goes_on_by_itself(
+    cache: AsyncStateCache, world: World, grown: list[Any], settings: Settings, thread: str
+) -> None:
+    await _branched(cache, world, thread)
+    saver = StateCacheSaver(cache)
+    before = await _told(saver, "42")
+    assert await _told(saver, thread) == [({**one, "thread_id": thread}, *rest) for one, *rest in before]
+    assert len(before) == 3
+    mine = checkpoint({"text": "m" * 10_000, "same": "s" * 10_000, "count": 4}, version=4)
+    mine["channel_versions"]["same"] = "00000001"
+    await saver.aput(config(thread, grown[-1]["id"]), mine, METADATA, {"text": "4", "count": "4"})
+    await saver.aput_writes(config(thread, grown[-1]["id"]), [("count", 8)], "another task")
+    async with AsyncStateCache(settings=settings) as other:
+        elsewhere = StateCacheSaver(other)
+        assert await _told(elsewhere, "42") == before
+        found = await _told(elsewhere, thread)
+        assert found == await _told(saver, thread)
+        assert len(found) == 4
+        assert found[0][1] == mine["channel_values"]
+        assert [task for task, *_ in found[1][2]] == ["a task", "a task", "another task"]
+        assert {one.config["configurable"]["thread_id"] async for one in elsewhere.alist(None)} == {"42", thread}
+    await saver.acopy_thread(thread, "copied")
+    assert [values for _, values, _ in await _told(saver, "copied")] == [values for _, values, _ in found]
+    await saver.aprune([thread])
+    assert [values for _, values, _ in await _told(saver, thread)] == [mine["channel_values"]]
+    await saver.adelete_thread(thread)
+    assert await _told(saver, "42") == before
+
+
+async def test_a_branch_goes_on_when_the_thread_that_it_came_from_is_erased(
+    cache: AsyncStateCache, world: World, grown: list[Any], settings: Settings
+) -> None:
+    await _branched(cache, world, "43")
+    async with flushing(world.worker):
+        await cache.erase("langgraph/42", group=True)
+    async with AsyncStateCache(settings=settings) as other:
+        found = await StateCacheSaver(other).aget_tuple(config("43"))
+        assert found is not None
+        assert found.checkpoint["channel_values"] == grown[-1]["channel_values"]
+        with pytest.raises(VersionNotFound):
+            await StateCacheSaver(other).aget_tuple(config("43", grown[0]["id"]))
+
+
+async def test_a_branch_of_a_branch_names_the_first_thread(
+    cache: AsyncStateCache, world: World, grown: list[Any]
+) -> None:
+    await _branched(cache, world, "43")
+    async with flushing(world.worker):
+        await cache.set("langgraph/43/end", 1, durability="postgres")
+        await cache.branch("langgraph/43", "langgraph/44", group=True)
+    saver = StateCacheSaver(cache)
+    assert [values for _, values, _ in await _told(saver, "44")] == [one["channel_values"] for one in reversed(grown)]
+
+
+async def test_a_branch_whose_thread_cannot_be_told_from_its_key_is_refused_until_the_saver_copies_it(
+    cache: AsyncStateCache, world: World, grown: list[Any]
+) -> None:
+    thread, saver = "t" * 200, StateCacheSaver(cache)
+    await _branched(cache, world, thread)
 
     async def listed() -> None:
-        [one async for one in saver.alist(config("43"))]
+        [one async for one in saver.alist(config(thread))]
 
     for refused in (
-        saver.aget_tuple(config("43")),
-        saver.aget_tuple(config("43", first["id"])),
-        put(saver, "43", second, first["id"]),
-        saver.aput_writes(config("43", second["id"]), [("count", 2)], "a task"),
-        saver.aprune(["43"]),
-        saver.acopy_thread("43", "44"),
+        saver.aget_tuple(config(thread)),
+        saver.aget_tuple(config(thread, grown[0]["id"])),
+        put(saver, thread, checkpoint({"count": 9}, version=9), grown[-1]["id"]),
+        saver.aput_writes(config(thread, checkpoint({}, version=9)["id"]), [("count", 2)], "a task"),
+        saver.aprune([thread]),
+        saver.acopy_thread(thread, "44"),
         listed(),
     ):
-        with pytest.raises(UsageError, match="was copied from the thread '42'"):
+        with pytest.raises(UsageError, match="came from the thread '42'"):
             await refused
-    assert [one.config["configurable"]["thread_id"] async for one in saver.alist(None)] == ["42"]
-    await saver.adelete_thread("43")
-    await saver.acopy_thread("42", "43")
-    found = await saver.aget_tuple(config("43"))
+    assert {one.config["configurable"]["thread_id"] async for one in saver.alist(None)} == {"42"}
+    await saver.adelete_thread(thread)
+    await saver.acopy_thread("42", thread)
+    found = await saver.aget_tuple(config(thread))
     assert found is not None
-    assert found.config["configurable"] == {"thread_id": "43", "checkpoint_ns": "", "checkpoint_id": first["id"]}
-    assert found.checkpoint["channel_values"] == first["channel_values"]
+    assert found.checkpoint["channel_values"] == grown[-1]["channel_values"]

@@ -59,6 +59,7 @@ import sys
 
 import pytest
 
+LATE, REFUSED = "tests/integration/test_client_late.py", "tests/integration/test_client_refused.py"
 SCENARIOS = {
     "swapped": (
         "tests/integration/test_failover_roles.py",
@@ -102,23 +103,11 @@ SCENARIOS = {
         "tests/integration/test_flusher_process.py",
         "test_rights_that_a_restore_grants_last_are_waited_for",
     ),
-    "refused_by_number": (
-        "tests/integration/test_client_late.py",
-        "test_what_is_refused_is_known_by_its_number_whatever_clocks_say",
-    ),
-    "refused_again": (
-        "tests/integration/test_client_late.py",
-        "test_a_change_that_is_refused_again_stays_refused_for_as_long_as_before",
-    ),
-    "late_in_epoch": (
-        "tests/integration/test_client_late.py",
-        "test_a_first_attempt_is_not_applied_again_in_another_epoch",
-    ),
-    "came_meanwhile": (
-        "tests/integration/test_client_late.py",
-        "test_a_create_that_arrives_while_it_is_looked_up_is_not_refused",
-    ),
-    "refused_late": ("tests/integration/test_client_late.py", "test_a_create_that_is_refused_is_told_so_at_once"),
+    "refused_by_number": (REFUSED, "test_what_is_refused_is_known_by_its_number_whatever_clocks_say"),
+    "refused_again": (REFUSED, "test_a_change_that_is_refused_again_stays_refused_for_as_long_as_before"),
+    "late_in_epoch": (LATE, "test_a_first_attempt_is_not_applied_again_in_another_epoch"),
+    "came_meanwhile": (REFUSED, "test_a_create_that_arrives_while_it_is_looked_up_is_not_refused"),
+    "refused_late": (REFUSED, "test_a_create_that_is_refused_is_told_so_at_once"),
     "counted_late": (
         "tests/integration/test_client_repeats.py",
         "test_an_attempt_that_arrives_while_it_is_looked_for_is_not_applied_twice",

@@ -20,6 +20,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
 from statecache import UsageError
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.values import Form, Serde, packed_of, split
+from statecache.adapters.segments import spelled_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,18 +42,32 @@ def place_of(document: Document) -> Place:
     return Place(document["thread_id"], document["checkpoint_ns"])
 
 
-def is_copied(state: State[Any]) -> bool:
-    """Return whether a head or checkpoint came from another thread, with its group: it names that one's channels."""
-    return state.key.split("/")[1] != place_of(state.value).thread
+def is_told(state: State[Any]) -> bool:
+    """Return whether the thread of a head or checkpoint is known: its own, or one whose id can be told from its key."""
+    thread = state.key.split("/")[1]
+    return thread in (place_of(state.value).thread, Place(spelled_out(thread)).thread)
 
 
 def own(state: State[Any]) -> Document:
-    """Return the document of a head or checkpoint; raise UsageError where it came from another thread."""
-    document: Document = state.value
-    if is_copied(state):
-        what = f"{state.key!r} was copied from the thread {document['thread_id']!r} with its group, and speaks of that"
+    """Return the document of a head or checkpoint, as that of the thread in whose group it stands.
+
+    One that came from another thread, with its group, names that one's channels: then its forms say so. Raises
+    UsageError where the id of its thread is too long to be told from its key.
+    """
+    document, thread = state.value, state.key.split("/")[1]
+    if place_of(document).thread == thread:
+        return document  # type: ignore[no-any-return]
+    if not is_told(state):
+        what = (
+            f"{state.key!r} came from the thread {document['thread_id']!r} with its group, to one whose id is too long"
+        )
         raise UsageError(what, hint="Delete this thread, and let `copy_thread` copy that one.")
-    return document
+    moved: Document = document | {"thread_id": spelled_out(thread)}
+    if "channel_values" in document:
+        theirs = {"thread_id": document["thread_id"]}
+        forms = document["channel_values"].items()
+        moved["channel_values"] = {one: theirs | form if "versions" in form else form for one, form in forms}
+    return moved
 
 
 def head_document(place: Place, checkpoint_id: str) -> Document:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from statecache.adapters.langgraph.documents import Document, holds_checkpoint, is_copied, own
+from statecache.adapters.langgraph.documents import Document, holds_checkpoint, is_told, own
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
 from statecache.adapters.langgraph.reading import document_of, loaded
 from statecache.adapters.langgraph.values import Serde, contains, is_plain
@@ -112,8 +112,8 @@ class _Pages:
         names, self._names = self._names[:_PAGE], self._names[_PAGE:]
         self._ended = not self._names
         found = (yield from call("get_many", names, read="primary")) if names else {}
-        there = [state for state in found.values() if state is not None and not is_copied(state)]
-        return [state.value for state in there if self._query.meets_all(state.value)]
+        there = [state for state in found.values() if state is not None and is_told(state)]
+        return [own(state) for state in there if self._query.meets_all(state.value)]
 
     def _ordered_names(self) -> Plan[list[str]]:
         query = self._query

@@ -144,7 +144,7 @@ def _read(names: Sequence[str], read: str) -> Plan[dict[str, State[Any] | None]]
 def _forms(draft: Draft, parent: State[Any] | None) -> tuple[dict[str, Form], dict[str, Packed]]:
     """Return the forms of what stands in the checkpoint's own state, or already in a channel's, and what is large."""
     packed, forms = dict(draft.changed), dict[str, Form]()
-    document: Document = parent.value if parent is not None and holds_checkpoint(parent.value) else {}
+    document: Document = own(parent) if parent is not None and holds_checkpoint(parent.value) else {}
     before = document.get("checkpoint", {}).get("channel_versions", {})
     for channel, pack in draft.kept.items():
         form = document["channel_values"].get(channel) if document else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache import VersionNotFound
 from statecache.adapters.langgraph.documents import Document, holds_checkpoint, own, place_of, tuple_of
+from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.values import Form, Packed, Serde, joined, packed_of, piece_of
 from statecache.adapters.langgraph.writing import all_writes, elsewhere
 from statecache.adapters.plans import Plan, call
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.base import CheckpointTuple
 
     from statecache import State
-    from statecache.adapters.langgraph.names import Place
     from statecache.adapters.langgraph.recent import Recent
 
 _ANEW_MAX = 3
@@ -84,21 +84,33 @@ def writes_of(document: Document) -> Plan[list[Document]]:
 def packed_values(document: Document, channels: Collection[str], recent: Recent) -> Plan[dict[str, Packed]]:
     """Return the values of those of the channels that have any, as bytes."""
     forms: dict[str, Form] = {one: form for one, form in document["channel_values"].items() if one in channels}
-    place, wanted = place_of(document), dict[str, tuple[int, str]]()
+    place, wanted, copies = place_of(document), dict[str, tuple[int, str]](), dict[str, str]()
+    names = {channel: _names(place, channel, form) for channel, form in forms.items()}
     for channel, form in forms.items():
-        for at, version in enumerate(form.get("versions", ())):
-            wanted[place.channel(channel, at)] = version, form["of"]
+        for at, (name, version) in enumerate(zip(names[channel], form.get("versions", ()), strict=True)):
+            wanted[name] = version, form["of"]
+            if "thread_id" in form:
+                copies[name] = place.channel(channel, at)
     pieces = recent.pieces(wanted)
-    pieces |= yield from _pieces({name: one for name, one in wanted.items() if name not in pieces}, recent)
+    pieces |= yield from _pieces({name: one for name, one in wanted.items() if name not in pieces}, copies, recent)
     return {
-        channel: packed_of(form) if "versions" not in form
-        else joined(form, (pieces[place.channel(channel, at)] for at in range(len(form["versions"]))))
+        channel: packed_of(form) if "versions" not in form else joined(form, (pieces[name] for name in names[channel]))
         for channel, form in forms.items()
-    }  # fmt: skip
+    }
 
 
-def _pieces(wanted: dict[str, tuple[int, str]], recent: Recent) -> Plan[dict[str, bytes]]:
-    """Return what the states of channels hold at these versions: the newest ones from Redis, others from history."""
+def _names(place: Place, channel: str, form: Form) -> list[str]:
+    """Return the names of the states that hold a large value, which may be those of another thread."""
+    whose = Place(form["thread_id"], place.checkpoint_ns) if "thread_id" in form else place
+    return [whose.channel(channel, at) for at in range(len(form.get("versions", ())))]
+
+
+def _pieces(wanted: dict[str, tuple[int, str]], copies: dict[str, str], recent: Recent) -> Plan[dict[str, bytes]]:
+    """Return what the states of channels hold at these versions: the newest ones from Redis, others from history.
+
+    What is gone with the thread from which a group was branched is in the state that it began with, if it was the
+    newest then: `copies` says which that is.
+    """
     pieces: dict[str, bytes] = {}
     older: set[str] = set()
     for read in ("local", "primary"):  # a state that is older than wanted, or went with its Redis, is not the newest
@@ -111,7 +123,13 @@ def _pieces(wanted: dict[str, tuple[int, str]], recent: Recent) -> Plan[dict[str
                 older.add(name)
     for name in [one for one in wanted if one not in pieces]:
         version, of = wanted[name]
-        state = yield from call("get_at", name, version=version)
+        try:
+            state = yield from call("get_at", name, version=version)
+        except VersionNotFound:
+            if name not in copies:
+                raise
+            state = yield from call("get_at", copies[name], version=1)
+            version = 1
         if not _is(state, version, of):
             raise VersionNotFound(name, wanted=f"version {version}", reason=f"it was not put with checkpoint {of!r}")
         pieces[name] = piece_of(state.value)

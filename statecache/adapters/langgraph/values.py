@@ -3,7 +3,8 @@
     {"value": 3}                                      plain data, as it is, to be read in redis-cli and psql
     {"type": "msgpack", "data": "gaRuYW1l…"}          what the serializer made of anything else, in base64
     {"type": "msgpack", "versions": [7], "of": ID}    a large value: it stands in the channel's own state, at that
-                                                      version, and was put with the checkpoint of that id
+                                                      version, and was put with the checkpoint of that id; with a
+                                                      `thread_id`, in that of the thread from which it was branched
 
 Plain data is what comes back from JSON as exactly the same. With a serializer other than LangGraph's own, as one that
 encrypts, nothing is plain: every value goes through it.
