@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
-from uuid import uuid4
 
-import psycopg
 import pytest
 from google.adk.events.event import Event
 from google.adk.sessions.base_session_service import BaseSessionService
@@ -23,6 +20,7 @@ from statecache.adapters import filling
 from statecache.adapters.adk import StateCacheSessionService, importing
 from tests.support.adk_services import event
 from tests.support.command_line import CommandLine
+from tests.support.vendor_schemas import vendor_schema
 
 WHOSE = [("orders", "alice", "42"), ("orders", "bob:b", "a/1"), ("other", "alice", "42")]
 EVERY: list[dict[str, Any]] = [dict(zip(("app_name", "user_id", "session_id"), one, strict=True)) for one in WHOSE]
@@ -50,7 +48,7 @@ def vendor(request: pytest.FixtureRequest, settings: Settings, tmp_path: Path) -
     if request.param == "sqlite":
         yield Vendor(lambda: SqliteSessionService(str(file)), "adk-sqlite", str(file))
     elif request.param == "postgres":
-        with _schema(settings) as url:
+        with vendor_schema(settings) as url:
             driven = url.replace("postgresql://", "postgresql+psycopg://", 1)
             yield Vendor(lambda: DatabaseSessionService(driven), "adk-database", url)
     else:
@@ -62,16 +60,6 @@ def vendor(request: pytest.FixtureRequest, settings: Settings, tmp_path: Path) -
 def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     """The command line on the test's deployment."""
     return CommandLine(settings, monkeypatch, capsys)
-
-
-@contextmanager
-def _schema(settings: Settings) -> Iterator[str]:
-    schema = f"vendor_{uuid4().hex[:12]}"
-    with psycopg.connect(settings.postgres_url, autocommit=True) as admin:
-        admin.execute(f"CREATE SCHEMA {schema}")
-        mark = "&" if "?" in settings.postgres_url else "?"
-        yield f"{settings.postgres_url}{mark}options={quote(f'-csearch_path={schema}')}"
-        admin.execute(f"DROP SCHEMA {schema} CASCADE")
 
 
 def _events(count: int, since: int = 0) -> list[Event]:
@@ -211,7 +199,7 @@ def test_a_source_that_cannot_be_read_is_told(cli: CommandLine, settings: Settin
         for words in (("adk-sqlite", str(tmp_path / name)), ("adk-database", f"sqlite:///{tmp_path / name}")):
             strange = cli("import", *words)
             assert (strange.status, "holds no sessions of ADK" in strange.err) == (3, True), strange
-    with _schema(settings) as url:
+    with vendor_schema(settings) as url:
         empty = cli("import", "adk-database", url)
         assert (empty.status, "holds no sessions of ADK" in empty.err) == (3, True), empty
     for url, status in (("nonsense", 2), ("postgresql://u:secret@127.0.0.1:1/d", 4), ("no+such://u:secret@h/d", 2)):

@@ -7,10 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
-from uuid import uuid4
 
-import psycopg
 import pytest
 from agents.memory import SQLiteSession
 from langgraph.checkpoint.postgres import PostgresSaver
@@ -22,6 +19,7 @@ from statecache.adapters.openai_agents import StateCacheSession
 from tests.support.command_line import CommandLine
 from tests.support.langgraph_stories import builder, config, outer
 from tests.support.openai_sessions import items
+from tests.support.vendor_schemas import vendor_schema
 
 
 @pytest.fixture
@@ -33,12 +31,8 @@ def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 @pytest.fixture
 def vendors(settings: Settings) -> Iterator[str]:
     """The URL of a schema of the vendor's own, in the test's Postgres."""
-    schema = f"vendor_{uuid4().hex[:12]}"
-    with psycopg.connect(settings.postgres_url, autocommit=True) as admin:
-        admin.execute(f"CREATE SCHEMA {schema}")
-        mark = "&" if "?" in settings.postgres_url else "?"
-        yield f"{settings.postgres_url}{mark}options={quote(f'-csearch_path={schema}')}"
-        admin.execute(f"DROP SCHEMA {schema} CASCADE")
+    with vendor_schema(settings) as url:
+        yield url
 
 
 def _told(saver: Any, thread: str) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from statecache import ConfigurationError, Unavailable, UsageError
 from statecache.adapters.adk.documents import Of, Place, place_of
+from statecache.adapters.sqlite_files import reading
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -41,14 +42,9 @@ def sqlite_sessions(source: Path) -> Iterator[Stored]:
 
     Raises UsageError where the file is not there, and ConfigurationError where it holds no sessions of ADK.
     """
-    if not source.is_file():
-        raise UsageError(f"{source} does not exist")
-    with closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as rows:
-        try:
-            yield Stored(_states(rows), _sessions(rows))
-        except (sqlite3.DatabaseError, ValidationError, json.JSONDecodeError) as error:
-            hint = f"SqliteSessionService(FILE) writes such files. {_EARLY}"
-            raise ConfigurationError(f"{source} holds no sessions of ADK: {error}", hint=hint) from error
+    hint = f"SqliteSessionService(FILE) writes such files. {_EARLY}"
+    with reading(source, what="sessions of ADK", hint=hint, unreadable=(ValidationError,)) as rows:
+        yield Stored(_states(rows), _sessions(rows))
 
 
 def _states(rows: sqlite3.Connection) -> Iterator[tuple[Place, Of, dict[str, Any]]]:

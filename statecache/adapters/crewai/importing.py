@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from statecache import ConfigurationError, NotFound, Set, State, UsageError, VersionConflict
+from statecache import NotFound, Set, State, VersionConflict
 from statecache.adapters.crewai.persistence import NAMESPACE, flow_name
 from statecache.adapters.items import kept
+from statecache.adapters.sqlite_files import reading
 
 if TYPE_CHECKING:
     from statecache import AsyncStateCache, Durability
@@ -78,14 +78,9 @@ def sqlite_flows(source: Path) -> Iterator[StoredFlow]:
 
     Raises UsageError where the file is not there, and ConfigurationError where it holds no flows of CrewAI.
     """
-    if not source.is_file():
-        raise UsageError(f"{source} does not exist")
-    with closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as rows:
-        try:
-            yield from _flows(rows)
-        except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
-            hint = "SQLiteFlowPersistence(FILE) writes such files."
-            raise ConfigurationError(f"{source} holds no flows of CrewAI: {error}", hint=hint) from error
+    hint = "SQLiteFlowPersistence(FILE) writes such files."
+    with reading(source, what="flows of CrewAI", hint=hint) as rows:
+        yield from _flows(rows)
 
 
 def _flows(rows: sqlite3.Connection) -> Iterator[StoredFlow]:

@@ -8,17 +8,16 @@ anything else was gone on with here: it is left alone, and named.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from statecache import ConfigurationError, UsageError
 from statecache.adapters.filling import lots
 from statecache.adapters.openai_agents.session import NAMESPACE, StateCacheSession
+from statecache.adapters.sqlite_files import reading
 
 if TYPE_CHECKING:
     from statecache import AsyncStateCache, Durability
@@ -73,24 +72,13 @@ def sqlite_sessions(source: Path) -> Iterator[StoredSession]:
 
     Raises UsageError where the file is not there, and ConfigurationError where it holds no sessions of the SDK.
     """
-    if not source.is_file():
-        raise UsageError(f"{source} does not exist")
-    with closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as rows:
-        for name in _names(rows, source):
+    hint = "SQLiteSession(session_id, FILE) writes such files; tables with other names are not known here."
+    with reading(source, what="sessions of the OpenAI Agents SDK", hint=hint) as rows:
+        for (name,) in rows.execute("SELECT session_id FROM agent_sessions ORDER BY session_id").fetchall():
             asked = "SELECT message_data FROM agent_messages WHERE session_id = ? ORDER BY id"
             texts = [text for (text,) in rows.execute(asked, (name,))]
             items = [*_read(texts)]
             yield StoredSession(name, items, len(texts) - len(items))
-
-
-def _names(rows: sqlite3.Connection, source: Path) -> list[str]:
-    try:
-        return [name for (name,) in rows.execute("SELECT session_id FROM agent_sessions ORDER BY session_id")]
-    except sqlite3.DatabaseError as error:
-        raise ConfigurationError(
-            f"{source} holds no sessions of the OpenAI Agents SDK: {error}",
-            hint="SQLiteSession(session_id, FILE) writes such files; tables with other names are not known here.",
-        ) from error
 
 
 def _read(texts: list[str]) -> Iterator[tuple[Any, int]]:
