@@ -35,16 +35,16 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     """One commit under way: what it writes, its identity, and what is known of its outcome.
 
     Moments are on the monotonic clock: `end` is when the caller wants an answer, `latest` when the attempt sent last is
-    refused for arriving too late, `lingers` the same for attempts that were never answered. `pinned` maps writes that
-    now expect the change found at the lookup to what they expected at first; `met` maps the others to the change found
-    there: only as long as that stands is it certain that a conflict with it is no conflict with what came of an earlier
-    attempt since. `last_error` is the reason for the last
-    pause, to be raised where no time is left for another attempt. `lost_answer` is why an attempt was never answered:
-    the outcome is unknown from then on. `applied_at` is where this client was told that it is applied: it must not be
-    again, while that position stands. `named` says that its caller has given the change_id, so that it may be another
-    commit's. `locks` are the leases it has to show, `turn` is passed on with it. `waited_s` is how long it has waited
-    for connections, which others of this process have; once it was `loaded` for, it waits ahead of them. `install` is
-    what was loaded and is not known to be installed: the next attempt takes it along.
+    refused for arriving too late, `lingers` the same for attempts that were never answered. `numbered` says that all of
+    these are this sender's, so that it can have them refused by their numbers. `pinned` maps writes that now expect the
+    change found at the lookup to what they expected at first; `met` maps the others to the change found there: only as
+    long as that stands is a conflict with it no conflict with what came of an earlier attempt since. `last_error` is
+    the reason for the last pause, to be raised where no time is left for another attempt. `lost_answer` is why an
+    attempt was never answered: the outcome is unknown from then on. `applied_at` is where this client was told that it
+    is applied: it must not be again, while that position stands. `named` says that its caller has given the change_id,
+    so that it may be another commit's. `locks` are the leases it has to show, `turn` is passed on with it. `waited_s`
+    is how long it has waited for connections, which others of this process have; once it was `loaded` for, it waits
+    ahead of them. `install` is what was loaded and is not known to be installed: the next attempt takes it along.
     """
 
     change_id: str
@@ -65,6 +65,7 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     nonce: bytes = b""
     latest: float = 0.0
     lingers: float = 0.0
+    numbered: bool = True
     last_error: StateCacheError | None = None
     locks: Locks | None = None
     turn: Passable | None = None

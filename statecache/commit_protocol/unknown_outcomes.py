@@ -31,10 +31,14 @@ _logger = logging.getLogger("statecache")
 
 
 class NotedOutcome(msgspec.Struct, frozen=True):
-    """A commit with an unknown outcome; no attempt of it is executed after `until`, on the monotonic clock."""
+    """A commit with an unknown outcome; no attempt of it is executed after `until`, on the monotonic clock.
+
+    `nonce` is that of the last one, '' where others of them are another sender's.
+    """
 
     commit: UnknownCommit
     until: float
+    nonce: bytes
 
 
 class UnknownOutcomes:
@@ -63,7 +67,7 @@ class UnknownOutcomes:
         """Pass what is noted on to the commit that repeats the change, whose own failure resolves nothing either."""
         noted = self._held.pop(commit.change_id, None)
         if noted is not None:
-            commit.lingers = noted.until
+            commit.lingers, commit.nonce = noted.until, noted.nonce
             commit.lost_answer = RedisUnavailable("connection", detail=_EARLIER)
 
     def note(self, commit: Commit, error: BaseException) -> None:
@@ -75,7 +79,9 @@ class UnknownOutcomes:
             return
         keys = tuple(write.key for write in commit.written())
         self._held[commit.change_id] = NotedOutcome(
-            UnknownCommit(change_id=commit.change_id, keys=keys, since=wall()), until
+            UnknownCommit(change_id=commit.change_id, keys=keys, since=wall()),
+            until,
+            commit.nonce if commit.numbered else b"",
         )
         if not isinstance(error, StateCacheError) and len(getattr(error, "__notes__", ())) < NOTES_MAX:
             error.add_note(f"statecache: {OutcomeUnknown(commit.change_id, keys=keys, reason='the call was ended')}")

@@ -14,6 +14,7 @@ from statecache import (
     OutcomeUnknown,
     Settings,
 )
+from statecache._process import mutex
 from statecache.clock import monotonic
 from statecache.core.commit.durable import Durable
 from statecache.keys import KeySpace
@@ -176,6 +177,35 @@ async def test_no_call_waits_longer_than_it_was_given_for_what_an_earlier_one_se
         with pytest.raises(OutcomeUnknown):
             await client.create("runs/42", "overdue", timeout=1.0, change_id=change_id)
         assert monotonic() - begun < 5.0
+
+
+async def test_attempts_of_a_parent_that_has_forked_are_refused_once_they_would_be_late(
+    cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch, redis_raw: Any, keys: KeySpace
+) -> None:
+    """The child numbers its own, and cannot have the parent's refused."""
+    assert await cache.get("runs/42") is None
+    change_id, held = "a" * 24, asyncio.Event()
+
+    async def cancelled() -> None:
+        await cache.set("runs/42", "somebody's")
+        held.set()
+        await asyncio.Event().wait()
+
+    async with AsyncStateCache(settings=settings) as client, asyncio.timeout(30):
+        with monkeypatch.context() as patched:
+            stray = Stray(patched, cancelled)
+            call = asyncio.ensure_future(client.create("runs/42", "overdue", timeout=4.0, change_id=change_id))
+            await held.wait()
+            call.cancel()
+            await asyncio.wait([call])
+        client._runtime.committer.attempts.begin_anew(mutex())
+        begun = monotonic()
+        with pytest.raises(AlreadyExists):
+            await client.create("runs/42", "overdue", timeout=20.0, change_id=change_id)
+        assert monotonic() - begun > 0.5
+        assert not redis_raw.hget(keys.meta(keys.shard("runs/42")), "refused")
+        await cache.delete("runs/42")
+        assert await stray.arrives(cache) == b"LATE"
 
 
 async def test_a_create_that_arrives_while_it_is_looked_up_is_not_refused(

@@ -36,8 +36,8 @@ Why the other instruments do not see it:
                   it once in hours; so with `start_ended`, `block_gone`, `call_cut_off`, `lease_of_nobody` and
                   `claim_of_nobody`
     counted_late  an attempt that is executed between two questions about it: no fault of the arenas is that exact; so
-                  with `refused_late`, `refused_by_number` and `refused_again`, executed after a repeat was refused,
-                  with `late_in_epoch`, and with `came_meanwhile`
+                  with `refused_late`, `refused_by_number`, `refused_again` and `refused_forked`, executed after a
+                  repeat was refused, with `late_in_epoch`, and with `came_meanwhile`
     pinned        what a policy lets go, and what verify says of it: no judge of the arenas reads histories; so with
                   `origins`, `moved`, `unpacked`, `packed`, `latest`, `verified`, `detached`, `erased`,
                   `erased_unflushed`, `proved` and `replaced`
@@ -107,6 +107,7 @@ SCENARIOS = {
     "refused_again": (REFUSED, "test_a_change_that_is_refused_again_stays_refused_for_as_long_as_before"),
     "late_in_epoch": (LATE, "test_a_first_attempt_is_not_applied_again_in_another_epoch"),
     "came_meanwhile": (REFUSED, "test_a_create_that_arrives_while_it_is_looked_up_is_not_refused"),
+    "refused_forked": (REFUSED, "test_attempts_of_a_parent_that_has_forked_are_refused_once_they_would_be_late"),
     "refused_late": (REFUSED, "test_a_create_that_is_refused_is_told_so_at_once"),
     "counted_late": (
         "tests/integration/test_client_repeats.py",

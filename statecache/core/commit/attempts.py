@@ -133,7 +133,7 @@ class Attempts:
 
     def call(self, link: Link, commit: Commit, attempt_s: float) -> Any:
         """Return the script's command, which the server refuses once this side has given the attempt up."""
-        commit.nonce = self._nonce()
+        before, commit.nonce = commit.nonce, self._nonce()
         given_up = monotonic() + attempt_s
         commit.latest = given_up + link.handshake_s
         latest_ms = int(given_up * 1000 + link.ahead_ms)
@@ -144,7 +144,9 @@ class Attempts:
         if commit.repeat or commit.lingers:
             last = max(commit.lingers, commit.latest) + self._settings.timeout_s
             others_until = f"{int(last * 1000 + link.ahead_ms)}"
-            if commit.lingers and commit.durability == "memory":  # what refuses them lasts no longer than Redis does
+            if commit.lingers and not before.startswith(self._sender):  # a parent's, that had forked
+                commit.numbered = False
+            if commit.lingers and commit.numbered and commit.durability == "memory":  # it lasts as long as Redis does
                 unanswered = (commit.lingers + link.handshake_s) * 1000 + link.ahead_ms
                 others_until += f" {ceil(unanswered)}"
             arguments.append(others_until)

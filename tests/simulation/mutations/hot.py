@@ -52,6 +52,13 @@ HOT = {
         "  if false then",
         by="scenarios refused_by_number",
     ),
+    "numbers of a parent": Mutant(
+        "a forked child takes its parent's attempts for its own, and has them refused by numbers that they do not have",
+        "statecache/core/commit/attempts.py",
+        "                commit.numbered = False\n",
+        "                pass\n",
+        by="scenarios refused_forked",
+    ),
     "marks of attempts": Mutant(
         "what is known of attempts that may still arrive goes with the epoch",
         "statecache/lua/epoch/gate_open.lua",
