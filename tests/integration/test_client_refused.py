@@ -25,6 +25,7 @@ pytestmark = pytest.mark.counts_seconds
 
 COMMITS = 8
 """More than a state's `recent` holds."""
+CHANGE_ID = "a" * 24
 
 
 async def test_a_create_that_is_refused_is_not_applied_when_it_arrives_afterwards(
@@ -123,19 +124,18 @@ async def test_a_change_that_is_refused_again_stays_refused_for_as_long_as_befor
 ) -> None:
     """Asked again, in less time, it is refused again; then its key is free, and a third request is a new one."""
     assert await cache.get("runs/42") is None
-    change_id = "a" * 24
     stray = Stray(monkeypatch, partial(cache.set, "runs/42", "somebody's"))
     async with AsyncStateCache(settings=settings) as client, asyncio.timeout(60):
         with pytest.raises(AlreadyExists):
-            await client.create("runs/42", "overdue", timeout=600.0, change_id=change_id)
+            await client.create("runs/42", "overdue", timeout=600.0, change_id=CHANGE_ID)
         with monkeypatch.context() as patched:
             Stray(patched, partial(cache.get, "runs/42"))
             with pytest.raises(AlreadyExists):
-                await client.create("runs/42", "overdue", timeout=5.0, change_id=change_id)
+                await client.create("runs/42", "overdue", timeout=5.0, change_id=CHANGE_ID)
         await cache.delete("runs/42")
         assert await stray.arrives(cache) == b"LATE"
-        created = await client.create("runs/42", "overdue", timeout=5.0, change_id=change_id)
-        assert (created.change_id, created.version) == (change_id, 3)
+        created = await client.create("runs/42", "overdue", timeout=5.0, change_id=CHANGE_ID)
+        assert (created.change_id, created.version) == (CHANGE_ID, 3)
 
 
 async def test_what_has_to_outlast_redis_is_refused_once_its_attempts_would_be_late(
@@ -152,6 +152,26 @@ async def test_what_has_to_outlast_redis_is_refused_once_its_attempts_would_be_l
     assert not redis_raw.hget(keys.meta(keys.shard("runs/42")), "refused")
 
 
+async def _cancelled(
+    client: AsyncStateCache, other: AsyncStateCache, monkeypatch: pytest.MonkeyPatch, *, timeout: float
+) -> Stray:
+    """Cancel a create whose attempt is lost; somebody else has taken its key meanwhile."""
+    held = asyncio.Event()
+
+    async def taken() -> None:
+        await other.set("runs/42", "somebody's")
+        held.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patched:
+        stray = Stray(patched, taken)
+        call = asyncio.ensure_future(client.create("runs/42", "overdue", timeout=timeout, change_id=CHANGE_ID))
+        await held.wait()
+        call.cancel()
+        await asyncio.wait([call])
+    return stray
+
+
 async def test_no_call_waits_longer_than_it_was_given_for_what_an_earlier_one_sent(
     cache: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch, redis_raw: Any, keys: KeySpace
 ) -> None:
@@ -159,23 +179,11 @@ async def test_no_call_waits_longer_than_it_was_given_for_what_an_earlier_one_se
     assert await cache.get("runs/42") is None
     others = "9999999999999" + "".join(f" {number}/a=1@9999999999999" for number in range(100))
     redis_raw.hset(keys.meta(keys.shard("runs/42")), "refused", others)
-    change_id, held = "a" * 24, asyncio.Event()
-
-    async def cancelled() -> None:
-        await cache.set("runs/42", "somebody's")
-        held.set()
-        await asyncio.Event().wait()
-
     async with AsyncStateCache(settings=settings) as client, asyncio.timeout(30):
-        with monkeypatch.context() as patched:
-            Stray(patched, cancelled)
-            call = asyncio.ensure_future(client.create("runs/42", "overdue", timeout=600.0, change_id=change_id))
-            await held.wait()
-            call.cancel()
-            await asyncio.wait([call])
+        await _cancelled(client, cache, monkeypatch, timeout=600.0)
         begun = monotonic()
         with pytest.raises(OutcomeUnknown):
-            await client.create("runs/42", "overdue", timeout=1.0, change_id=change_id)
+            await client.create("runs/42", "overdue", timeout=1.0, change_id=CHANGE_ID)
         assert monotonic() - begun < 5.0
 
 
@@ -184,24 +192,12 @@ async def test_attempts_of_a_parent_that_has_forked_are_refused_once_they_would_
 ) -> None:
     """The child numbers its own, and cannot have the parent's refused."""
     assert await cache.get("runs/42") is None
-    change_id, held = "a" * 24, asyncio.Event()
-
-    async def cancelled() -> None:
-        await cache.set("runs/42", "somebody's")
-        held.set()
-        await asyncio.Event().wait()
-
     async with AsyncStateCache(settings=settings) as client, asyncio.timeout(30):
-        with monkeypatch.context() as patched:
-            stray = Stray(patched, cancelled)
-            call = asyncio.ensure_future(client.create("runs/42", "overdue", timeout=4.0, change_id=change_id))
-            await held.wait()
-            call.cancel()
-            await asyncio.wait([call])
+        stray = await _cancelled(client, cache, monkeypatch, timeout=4.0)
         client._runtime.committer.attempts.begin_anew(mutex())
         begun = monotonic()
         with pytest.raises(AlreadyExists):
-            await client.create("runs/42", "overdue", timeout=20.0, change_id=change_id)
+            await client.create("runs/42", "overdue", timeout=20.0, change_id=CHANGE_ID)
         assert monotonic() - begun > 0.5
         assert not redis_raw.hget(keys.meta(keys.shard("runs/42")), "refused")
         await cache.delete("runs/42")

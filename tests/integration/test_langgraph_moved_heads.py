@@ -98,8 +98,10 @@ async def grown(cache: AsyncStateCache) -> list[Any]:
     saver, put_so_far = StateCacheSaver(cache), list[Any]()
     for number in range(1, 4):
         one = checkpoint({"text": f"{number}" * 10_000, "same": "s" * 10_000, "count": number}, version=number)
-        one["channel_versions"]["same"] = "00000001"
-        new = {name: one["channel_versions"][name] for name in ("text", "count", *(["same"] if number == 1 else []))}
+        one["channel_versions"]["same"] = (
+            f"{min(number, 2):08}"  # its state is at another version than a branch's first
+        )
+        new = {name: one["channel_versions"][name] for name in ("text", "count", *(["same"] if number < 3 else []))}
         parent = put_so_far[-1]["id"] if put_so_far else None
         await saver.aput(config("42", parent), one, METADATA, new)
         put_so_far.append(one)
@@ -117,7 +119,7 @@ async def test_a_thread_is_branched_with_its_group_and_each_goes_on_by_itself(
     assert await _told(saver, thread) == [({**one, "thread_id": thread}, *rest) for one, *rest in before]
     assert len(before) == 3
     mine = checkpoint({"text": "m" * 10_000, "same": "s" * 10_000, "count": 4}, version=4)
-    mine["channel_versions"]["same"] = "00000001"
+    mine["channel_versions"]["same"] = "00000002"
     await saver.aput(config(thread, grown[-1]["id"]), mine, METADATA, {"text": "4", "count": "4"})
     await saver.aput_writes(config(thread, grown[-1]["id"]), [("count", 8)], "another task")
     async with AsyncStateCache(settings=settings) as other:
