@@ -127,9 +127,9 @@ class Concurrency(ABC):
 
     @abstractmethod
     async def lead(
-        self, ear: Slots, take: Callable[[float], Coroutine[Any, Any, bool]], signal: Any, seconds: float
+        self, ear: Slots, take: Callable[[float], Coroutine[Any, Any, bool]], signal: Any, seconds: float, arrivals: Any
     ) -> bool:
-        """Wait for a signal that whoever reads will set, and return whether it was set."""
+        """Wait for a signal that whoever reads what arrives will set, and return whether it was set."""
 
     @abstractmethod
     async def finished(self, work: Coroutine[Any, Any, T]) -> T:
@@ -212,8 +212,8 @@ class Concurrency(ABC):
         """Bound the wait for what arrives on a connection on which others send."""
 
     @abstractmethod
-    async def readable(self, connection: Any, seconds: float, turn: Any) -> bool:
-        """Wait until something has arrived, where one may wait without reading; return whether it has."""
+    def arrivals(self, connection: Any) -> Any:
+        """Return the wait for what arrives on a connection, where one may wait without reading."""
 
     @abstractmethod
     def disown(self, connection: Any) -> None:

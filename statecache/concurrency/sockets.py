@@ -2,7 +2,7 @@
 
 * `TaskDeadline` bounds an exchange. The synchronous twin can only bound each read of the socket.
 * `TaskSending` and `TaskReceiving` bound the two directions of a connection that is used in both at once.
-* `task_readable` waits until something has arrived, `task_wake` ends such a wait.
+* `thread_readable` waits until something has arrived, `task_wake` and `thread_wake` end such a wait.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import select
 import socket
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from ssl import SSLSocket
 from typing import Any
@@ -203,13 +204,19 @@ def thread_wake(connection: Any) -> None:
             line.shutdown(socket.SHUT_RDWR)
 
 
-async def task_readable(connection: Any, seconds: float, turn: TaskSocketTurn) -> bool:  # noqa: ARG001
-    """Return True: the one task that reads a connection waits for its bytes in reading."""
-    return True
-
-
 async def thread_readable(connection: Any, seconds: float, turn: ThreadSocketTurn) -> bool:
     """Wait until data or the end has arrived on a connection to Redis, and return whether it has."""
+    return await thread_arrived(connection, seconds, turn, _selected)
+
+
+def _selected(line: socket.socket, seconds: float) -> bool:
+    return bool(select.select([line], [], [], seconds)[0])
+
+
+async def thread_arrived(
+    connection: Any, seconds: float, turn: ThreadSocketTurn, waits: Callable[[socket.socket, float], bool]
+) -> bool:
+    """Return whether data or the end has arrived on a connection, on whose socket `waits` waits for so many seconds."""
     line = connection._sock
     if line is None or is_buffered(connection):
         return True
@@ -224,7 +231,7 @@ async def thread_readable(connection: Any, seconds: float, turn: ThreadSocketTur
             finally:
                 slot.release()
             seconds = max(end - monotonic(), 0.0)
-        return bool(select.select([line], [], [], seconds)[0])
+        return waits(line, seconds)
     except (OSError, ValueError):  # closed meanwhile, which reading will tell
         return True
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from statecache.concurrency.arrivals import TaskArrivals
 from statecache.concurrency.batching import TaskBatcher
 from statecache.concurrency.blocking import refused
 from statecache.concurrency.bounding import TaskTimeout, task_opened, task_severed
@@ -24,7 +25,6 @@ from statecache.concurrency.sockets import (
     TaskSending,
     TaskSocketTurn,
     task_disown,
-    task_readable,
     task_wake,
 )
 from statecache.concurrency.waking import TaskSignal
@@ -48,7 +48,7 @@ class Tasks(Concurrency):
     deadline = TaskDeadline
     sending = TaskSending
     receiving = TaskReceiving
-    readable = staticmethod(task_readable)
+    arrivals = TaskArrivals
     disown = staticmethod(task_disown)
     wake = staticmethod(task_wake)
     severed = staticmethod(task_severed)
@@ -71,6 +71,7 @@ class Tasks(Concurrency):
         take: Callable[[float], Coroutine[Any, Any, bool]],  # noqa: ARG002
         signal: TaskSignal,
         seconds: float,
+        arrivals: TaskArrivals,  # noqa: ARG002
     ) -> bool:
         """Wait for a signal that the task which reads will set."""
         return await signal.wait(seconds)

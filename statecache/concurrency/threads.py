@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from statecache.clock import monotonic, sleep
+from statecache.concurrency.arrivals import ThreadArrivals
 from statecache.concurrency.batching import ThreadBatcher
 from statecache.concurrency.blocking import BlockingPostgres, BlockingRedis, passed_on, refused
 from statecache.concurrency.bounding import BoundConnection, ThreadTimeout, thread_opened
@@ -22,7 +23,6 @@ from statecache.concurrency.sockets import (
     ThreadSocketTurn,
     thread_deadline,
     thread_disown,
-    thread_readable,
     thread_receiving,
     thread_sending,
     thread_wake,
@@ -50,7 +50,7 @@ class Threads(Concurrency):
     deadline = staticmethod(thread_deadline)
     sending = staticmethod(thread_sending)
     receiving = staticmethod(thread_receiving)
-    readable = staticmethod(thread_readable)
+    arrivals = ThreadArrivals
     disown = staticmethod(thread_disown)
     wake = staticmethod(thread_wake)
     line = BlockingRedis
@@ -66,14 +66,15 @@ class Threads(Concurrency):
     thread = background
 
     async def lead(
-        self, ear: Slots, take: Callable[[float], Coroutine[Any, Any, bool]], signal: ThreadSignal, seconds: float
-    ) -> bool:
+        self, ear: Slots, take: Callable[[float], Coroutine[Any, Any, bool]], signal: ThreadSignal, seconds: float,
+        arrivals: ThreadArrivals,
+    ) -> bool:  # fmt: skip
         """Wait for a signal, reading for all waiters meanwhile unless another thread does.
 
         To be woken by a thread that reads costs two changes of threads, often more than the answer itself. `take` takes
         one message off the connection, waits for at most so many seconds for it, and says whether more are there
-        already. A signal handler that has interrupted its thread in reading waits for nothing: nobody reads before it
-        returns.
+        already. The thread that listens is held off meanwhile. A signal handler that has interrupted its thread in
+        reading waits for nothing: nobody reads before it returns.
         """
         end, me = monotonic() + seconds, threading.get_ident()
         while not signal.is_set and me not in _reading and (left := end - monotonic()) > 0:
@@ -82,9 +83,11 @@ class Threads(Concurrency):
                 return await signal.wait(left)
             try:
                 _reading.add(me)
+                arrivals.hold_off()
                 while await take(max(end - monotonic(), 0.001)) or not (signal.is_set or monotonic() >= end):
                     pass
             finally:
+                arrivals.go_on()
                 _reading.discard(me)
                 reads.release()
         return signal.is_set

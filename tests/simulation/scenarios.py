@@ -44,8 +44,9 @@ Why the other instruments do not see it:
     crossed       what keys become that are merged into one another at once: no arena merges
     another_point  what a change_id that is used again is told: no judge asks for it
     absent_before  what was found absent in an epoch that ends before it is installed: no fault of the arenas is that
-                  exact; so with `absent_by_hand`, `absent_behind_gate`, `absent_and_token`, `absent_and_lost`, and
-                  where a commit takes a key for new: `new_since`, `new_by_hand`, `new_before` and `new_beside`
+                  exact; so with `absent_by_hand`, `absent_behind_gate`, `absent_and_token`, `absent_and_lost`, with
+                  what a local reader is told beside, `told_behind`, `told_by_hand` and `told_long_ago`, and where a
+                  commit takes a key for new: `new_since`, `new_by_hand`, `new_before` and `new_beside`
     cursor_ended  what a reader of changes is given: no judge of the arenas reads the feed; so with `waited_for`,
                   `came_late`, `stopped_anywhere`, `lost_name` and `given_again`
 
@@ -59,6 +60,7 @@ import sys
 
 import pytest
 
+ABSENCES, TOLD = "tests/integration/test_client_absences.py", "tests/integration/test_near_absences.py"
 LATE, REFUSED = "tests/integration/test_client_late.py", "tests/integration/test_client_refused.py"
 SCENARIOS = {
     "swapped": (
@@ -340,42 +342,21 @@ SCENARIOS = {
         "tests/integration/test_rollback.py",
         "test_a_change_id_of_another_verb_or_another_point_is_refused",
     ),
-    "new_since": (
-        "tests/integration/test_client_absences.py",
-        "test_who_found_nothing_and_is_slow_does_not_write_over",
-    ),
-    "new_by_hand": (
-        "tests/integration/test_client_absences.py",
-        "test_who_found_nothing_does_not_write_over",
-    ),
-    "new_before": (
-        "tests/integration/test_client_absences.py",
-        "test_who_found_nothing_in_an_earlier_epoch_writes_nothing",
-    ),
-    "new_beside": (
-        "tests/integration/test_client_absences.py",
-        "test_a_word_that_postgres_holds_nothing_counts_for",
-    ),
-    "absent_before": (
-        "tests/integration/test_client_absences.py",
-        "test_who_found_nothing_in_an_earlier_epoch_installs_no_absence",
-    ),
-    "absent_by_hand": (
-        "tests/integration/test_client_absences.py",
-        "test_who_found_nothing_waits_for_what_was_made_since_and_removed_by_hand",
-    ),
+    "new_since": (ABSENCES, "test_who_found_nothing_and_is_slow_does_not_write_over"),
+    "new_by_hand": (ABSENCES, "test_who_found_nothing_does_not_write_over"),
+    "new_before": (ABSENCES, "test_who_found_nothing_in_an_earlier_epoch_writes_nothing"),
+    "new_beside": (ABSENCES, "test_a_word_that_postgres_holds_nothing_counts_for"),
+    "absent_before": (ABSENCES, "test_who_found_nothing_in_an_earlier_epoch_installs_no_absence"),
+    "absent_by_hand": (ABSENCES, "test_who_found_nothing_waits_for_what_was_made_since_and_removed_by_hand"),
     "absent_behind_gate": (
         "tests/integration/test_client_hydration.py",
         "test_a_slow_reader_installs_nothing_behind_a_gate_that_closed_meanwhile",
     ),
-    "absent_and_token": (
-        "tests/integration/test_client_absences.py",
-        "test_an_absence_that_is_installed_takes_the_token_of_a_slower_reader_away",
-    ),
-    "absent_and_lost": (
-        "tests/integration/test_client_absences.py",
-        "test_a_key_that_has_nothing_but_lost_changes_remembers_that",
-    ),
+    "absent_and_token": (ABSENCES, "test_an_absence_that_is_installed_takes_the_token_of_a_slower_reader_away"),
+    "absent_and_lost": (ABSENCES, "test_a_key_that_has_nothing_but_lost_changes_remembers_that"),
+    "told_behind": (TOLD, "test_a_postgres_that_holds_less_than_was_flushed_proves_nothing"),
+    "told_by_hand": (TOLD, "test_what_is_dirty_and_was_removed_by_hand_is_not_absent"),
+    "told_long_ago": (TOLD, "test_what_redis_told_does_not_count_for_longer_than_a_local_read_may_take"),
     "replaced": (
         "tests/integration/test_pruning_races.py",
         "test_a_policy_that_is_replaced_meanwhile_counts_from_the_next_page_on",

@@ -15,9 +15,11 @@ from statecache._process import mutex
 from statecache.concurrency import TASKS
 from statecache.concurrency.waking import TaskSignal
 from statecache.core.redis.server_clock import ServerClock
+from statecache.core.redis.tracked_call import Call
 from statecache.core.redis.tracking import TrackedConnection
 from statecache.errors import ForeignData, RedisUnavailable
 from statecache.keys import KeySpace
+from statecache.lua import script
 from statecache.near import Near
 from statecache.records import FIELDS
 
@@ -49,6 +51,9 @@ class Link:
     def __init__(self, *expected: Any) -> None:
         self.expected = deque(expected)
         self.coming: deque[Any] = deque()
+
+    async def close(self) -> None:
+        """Remember nothing."""
 
     async def heard(self, *, seconds: float) -> Any:
         """Return the next message, or raise it if it is an error."""
@@ -94,6 +99,31 @@ async def test_replies_belong_to_questions_in_their_order(line: Any, near: Near)
     assert await other.signal.wait(0)
     with pytest.raises(RedisUnavailable, match="belongs to no request"):
         line._answered(Link(), b"OK")
+
+
+@pytest.mark.parametrize(("reply", "known"), [([b"OK"], True), (NoScriptError("gone"), False)])
+async def test_a_call_s_answer_is_noted_and_wakes_who_waits(line: Any, reply: Any, known: bool) -> None:
+    waited, alone = (Call(script("hydrate_absent"), [], [], signal) for signal in (TaskSignal(), None))
+    link = Link(alone, waited)
+    line._answered(link, reply)
+    line._answered(link, reply)
+    assert link.known is known
+    assert [call.reply for call in (alone, waited)] == [reply if known else None] * 2
+    assert await waited.signal.wait(0)
+
+
+async def test_a_call_is_lost_where_there_is_no_connection(line: Any) -> None:
+    call = Call(script("hydrate_absent"), [], [], TaskSignal())
+    await line.start(call, seconds=1.0)
+    assert await line.answered(call, 60.0)
+    assert call.reply is None
+
+
+async def test_a_call_is_lost_with_its_connection(line: Any) -> None:
+    call = Call(script("hydrate_absent"), [], [], TaskSignal())
+    line._link = link = Link(call)
+    await line._part(link)
+    assert await call.signal.wait(0)
 
 
 async def test_trust_counts_from_the_sending_of_the_heartbeat(line: Any, near: Near) -> None:

@@ -6,21 +6,27 @@ absent unless Redis knows better: `hydrate_absent.lua` compares, in the moment i
 says why that is a proof. Nobody has to wait for a token, and there is none to give back: a reader that is late, or
 whose request arrives when all of that is over, finds that the watermark has moved, or that a state is there.
 
+Who reads over the tracked connection does not wait for the install either: Redis is asked for its watermark while
+Postgres is looked in, and the reader compares. What Redis told counts for as long as a read on that connection may
+take.
+
 What Postgres holds anything of is loaded under a token (`hydration`), and so is what Redis knows better.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from statecache.clock import monotonic
+from statecache.clock import boottime, monotonic
 from statecache.commit_protocol.install import Install
 from statecache.concurrency.batching import WEIGHT_MAX
 from statecache.core.redis.tier import patience_for
+from statecache.core.redis.tracked_call import Call
 from statecache.errors import Backpressure, ConfigurationError, RedisUnavailable
+from statecache.lua import script
 from statecache.records import absence
 from statecache.redis_errors import FINAL, found_at, refusal
 
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
     from statecache.concurrency import Batcher, Request
     from statecache.core.postgres.tier import PostgresTier
     from statecache.core.redis.tier import RedisTier
+    from statecache.core.redis.tracking import TrackedConnection
     from statecache.keys import KeySpace
     from statecache.model import Record
     from statecache.settings import Settings
@@ -45,9 +52,20 @@ class Looked(NamedTuple):
     flushed: int
     known: frozenset[str]
 
+    def reaches(self, epoch: str, flushed: str) -> bool:
+        """Return whether it holds all that a Redis in that epoch, with that watermark, was flushed into."""
+        return self.epoch == int(epoch) and self.flushed >= int(flushed)
+
     def unknown(self, keys: Sequence[str]) -> list[str]:
         """Return those of the keys of which it held nothing."""
         return [key for key in keys if key not in self.known]
+
+
+class Asked(NamedTuple):
+    """What Redis was asked, and until when its answer counts."""
+
+    call: Call
+    until: float
 
 
 class Absences:
@@ -106,24 +124,53 @@ class Absences:
             raise found_at(rest[0], rest[1])
         if verdict == "FENCED":
             return {}, [*keys]
-        verdicts = dict(zip(keys, rest[1:], strict=True))
+        verdicts = dict(zip(keys, rest[2:], strict=True))
         if to_write and "FULL" in verdicts.values():
             raise Backpressure(shard, reason="Redis is out of memory")
         absent = {key: install.records[key] for key, told in verdicts.items() if told in ("ABSENT", "FULL")}
         return absent, [key for key, told in verdicts.items() if told in ("DIRTY", "BEHIND")]
 
+    async def ask(self, shard: int, key: str, tracked: TrackedConnection) -> Asked:
+        """Ask Redis what proves that a key is absent, without waiting for the answer."""
+        redis_keys, arguments = self._spelled(shard, [key], epoch="", flushed="")
+        now, seconds = boottime(), self._settings.near_window_s / 2
+        call = Call(script(_SCRIPT), redis_keys, arguments, self._redis.io.signal())
+        await tracked.start(call, seconds=seconds)
+        return Asked(call, now + seconds)
+
+    async def proven(
+        self, asked: Asked, shard: int, key: str, looked: Looked, tracked: TrackedConnection
+    ) -> Record | None:
+        """Return the key's absence if both tiers prove it, and have it installed without waiting for that."""
+        left = asked.until - boottime()
+        if left <= 0 or not await tracked.answered(asked.call, left) or asked.call.reply is None:
+            return None
+        verdict, *rest = (part.decode("utf-8", "replace") for part in asked.call.reply)
+        if verdict != "OK" or rest[2] != "BEHIND" or not looked.reaches(rest[0], rest[1]):
+            return None
+        install = self.ahead(shard, [key], looked)
+        await tracked.start(Call(script(_SCRIPT), install.redis_keys, install.arguments), seconds=left)
+        return install.records[key]
+
     def ahead(self, shard: int, keys: Sequence[str], looked: Looked) -> Install:
         """Return the install of what is absent, for a commit to take along; it holds no token."""
-        redis_keys = self._keys
-        fixed = [redis_keys.meta(shard), redis_keys.unflushed(shard), redis_keys.hydrating(shard)]
-        ttl_ms = round(self._settings.absent_ttl_s * 1000)
+        redis_keys, arguments = self._spelled(shard, keys, epoch=looked.epoch, flushed=looked.flushed)
         return Install(
             shard=shard,
             records={key: absence(key, looked.epoch) for key in keys},
-            redis_keys=[*fixed, *(redis_keys.state(key) for key in keys)],
-            arguments=[self._settings.fence, looked.epoch, looked.flushed, ttl_ms, *keys],
+            redis_keys=redis_keys,
+            arguments=arguments,
             script=_SCRIPT,
         )
+
+    def _spelled(
+        self, shard: int, keys: Sequence[str], *, epoch: int | str, flushed: int | str
+    ) -> tuple[list[str], list[Any]]:
+        """Return the script's keys and arguments."""
+        redis_keys = self._keys
+        fixed = [redis_keys.meta(shard), redis_keys.unflushed(shard), redis_keys.hydrating(shard)]
+        ttl_ms = round(self._settings.absent_ttl_s * 1000)
+        return [*fixed, *map(redis_keys.state, keys)], [self._settings.fence, epoch, flushed, ttl_ms, *keys]
 
 
 def _is_final(error: RedisUnavailable) -> bool:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from statecache.core.epoch.opener import Opener
     from statecache.core.postgres.tier import PostgresTier
     from statecache.core.redis.tier import RedisTier
+    from statecache.core.redis.tracking import TrackedConnection
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
@@ -111,9 +112,25 @@ class Hydrator:
         returned all the same. `to_write` says that the states are needed in Redis, and opens the gate. Raises
         Unavailable past `end`, and Backpressure where there is no memory for them. A lost exchange is repeated.
         """
-        shard = self._keys.shard(keys[0])
-        looked = await self.look(keys, end=end)
-        loaded: dict[str, Record] = {}
+        return await self._load(keys, await self.look(keys, end=end), end=end, to_write=to_write)
+
+    async def load_missed(self, key: str, tracked: TrackedConnection, *, end: float) -> Record | None:
+        """Load a key that Redis lacked on the tracked connection; None as of `load`.
+
+        Where it is absent, who reads waits neither for Redis to prove that nor for it to be installed.
+        """
+        shard = self._keys.shard(key)
+        asked = await self._absences.ask(shard, key, tracked)
+        looked = await self.look([key], end=end)
+        if key not in looked.known and (absent := await self._absences.proven(asked, shard, key, looked, tracked)):
+            return absent
+        return (await self._load([key], looked, end=end)).get(key)
+
+    async def _load(
+        self, keys: Sequence[str], looked: Looked, *, end: float, to_write: bool = False
+    ) -> dict[str, Record]:
+        """Load keys, as `load` does, of which it is known what Postgres holds."""
+        shard, loaded = self._keys.shard(keys[0]), dict[str, Record]()
         left = [key for key in keys if key in looked.known]
         if unknown := looked.unknown(keys):
             loaded, more = await self._absences.install(shard, unknown, looked, end=end, to_write=to_write)

@@ -247,7 +247,7 @@ class Reader:
             answered = False
         record = self._brought(reading) if answered else None
         if answered and record is None and reading.error is None:
-            record = (await self._hydrator.load([key], end=end)).get(key)
+            record = await self._hydrator.load_missed(key, self._tracked, end=end)
         if record is not None and record.version >= least and self._near.seen(key, (record.epoch, record.version)):
             return self._redis.clock.lived(record)
         return await self.primary(key, end=end, least=least)

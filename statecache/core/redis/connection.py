@@ -108,6 +108,7 @@ class Link:
         "_turn",
         "_where",
         "ahead_ms",
+        "arrivals",
         "expected",
         "handshake_s",
         "heard_at",
@@ -128,6 +129,7 @@ class Link:
         self._where = where
         self._pid = _process.pid
         self._turn = io.turn()
+        self.arrivals = io.arrivals(connection)
         self.watching = False
         self.in_message = False
         self.expected: deque[Any] = deque()
@@ -297,7 +299,7 @@ class Link:
 
     async def has_news(self, seconds: float) -> bool:
         """Wait until something has arrived, where a thread may wait without reading; return whether it has."""
-        return await self.io.readable(self._connection, seconds, self._turn)
+        return bool(await self.arrivals.wait(seconds, self._turn))
 
     @property
     def buffered(self) -> bool:

@@ -90,7 +90,8 @@ class RedisTier:
         if self._dial_tracked is None:
             raise ConfigurationError("connections that are dialled by hand are not tracked")
         link = await self._connected(self._dial_tracked, None)
-        asked = [("CLIENT", "TRACKING", "ON", "OPTIN"), ("CLIENT", "CACHING", "YES"), ("TIME",)]  # which names no key
+        tracking = ("CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP")
+        asked = [tracking, ("CLIENT", "CACHING", "YES"), ("TIME",)]  # which names no key
         *replies, _ = await link.run(asked, seconds=self._settings.connect_timeout_s)
         refused = [reply for reply in replies if reply != b"OK"]
         if refused:

@@ -2,8 +2,9 @@
 
 Every client has one, opened when something is first read locally, in RESP3, with tracking by opting in: what is read
 behind CLIENT CACHING YES is tracked, nothing else is, so a commit costs the same however many clients never read its
-key. Nothing is ever written on it. Replies and pushes come in one order, the server's, and one task takes them off; in
-the synchronous client that is a thread, or whoever waits for an answer just then.
+key. Nothing is written on it but that a state is absent, which it is not told of. Replies and pushes come in one order,
+the server's, and one task takes them off; in the synchronous client that is a thread, or whoever waits for an answer
+just then.
 
     connect       everything known is dropped; then the connection is opened, with its handshake, tracked, and heard
     heartbeat     every quarter of the trust window: role, replication id and replicas of the server, and which epoch
@@ -30,6 +31,7 @@ from statecache._process import begins_anew_after_fork, mutex
 from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
 from statecache.core.redis.connection import let_go
+from statecache.core.redis.tracked_call import Call
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
 from statecache.lua import script
 from statecache.near import Reading
@@ -134,12 +136,23 @@ class TrackedConnection:
         """Send reads, whose signals are set when they are answered; raise RedisUnavailable where that fails."""
         sent = False
         try:
-            await self._send(readings, seconds)
+            await self._send(lambda link: self._reads(link, readings), seconds)
             sent = True
         finally:
             if not sent:
                 for reading in readings:
                     self._near.settle(reading, None, _LOST)
+
+    async def start(self, call: Call, *, seconds: float) -> None:
+        """Send a call, whose answer may be waited for; it is lost at once where the connection is."""
+        sent = False
+        try:
+            with suppress(RedisUnavailable):
+                await self._send(lambda link: ([call.command(link)], [call]), seconds)
+                sent = True
+        finally:
+            if not sent:
+                call.lost()
 
     async def wrote(self, commit: Commit, committed: Committed) -> None:
         """Note what was written here: nothing older is seen from now on, and what is in use is read again."""
@@ -156,7 +169,8 @@ class TrackedConnection:
                 with suppress(RedisUnavailable):
                     await self.ask(reading, seconds=self._settings.near_window_s)
 
-    async def _send(self, readings: Sequence[Reading], seconds: float) -> None:
+    async def _send(self, spell: Callable[[Link], tuple[list[Any], list[Any]]], seconds: float) -> None:
+        """Send commands, with what is expected for each, as they are spelled for the connection that there is."""
         turn = await self._turn.acquire(seconds)
         if turn is None:
             raise RedisUnavailable("pool", detail="the tracked connection was busy")
@@ -164,17 +178,18 @@ class TrackedConnection:
             link = self._link
             if link is None:
                 raise RedisUnavailable("connection", detail="the tracked connection is closed")
-            unproven, proof = (
-                sorted({self._keys.shard(one.key) for one in readings} - self._open),
-                script("fenced_read"),
-            )
-            commands = [link.call(proof, [self._keys.meta(shard)], [self._settings.fence]) for shard in unproven]
-            for reading in readings:
-                commands += (("CLIENT", "CACHING", "YES"), ("HMGET", self._keys.state(reading.key), *FIELDS))
-            expected = [*unproven, *(one for reading in readings for one in (None, reading))]
+            commands, expected = spell(link)
             await link.send(*commands, seconds=seconds, expected=expected)
         finally:
             turn.release()
+
+    def _reads(self, link: Link, readings: Sequence[Reading]) -> tuple[list[Any], list[Any]]:
+        """Return the commands of reads, ahead of them whether their shards are open, and what is expected for each."""
+        unproven, proof = sorted({self._keys.shard(one.key) for one in readings} - self._open), script("fenced_read")
+        commands: list[Any] = [link.call(proof, [self._keys.meta(shard)], [self._settings.fence]) for shard in unproven]
+        for reading in readings:
+            commands += (("CLIENT", "CACHING", "YES"), ("HMGET", self._keys.state(reading.key), *FIELDS))
+        return commands, [*unproven, *(one for reading in readings for one in (None, reading))]
 
     async def _live(self, background: Background) -> None:
         """Connect and serve, until the client is closed."""
@@ -243,23 +258,23 @@ class TrackedConnection:
         link.in_message = False
         return link.buffered
 
-    async def answered(self, reading: Reading, seconds: float) -> bool:
-        """Wait until a read is answered, and return whether it is; a thread reads for itself, if nobody else does.
+    async def answered(self, asked: Reading | Call, seconds: float) -> bool:
+        """Wait until it is answered or lost, and return whether it is; a thread reads for itself, if nobody else does.
 
         A read that is not answered for half a window is given up for all who share it: its sender may have been
         interrupted.
         """
         link, answered = self._link, False
         if link is None:
-            return bool(await reading.signal.wait(0))
+            return bool(await asked.signal.wait(0))
         try:
             answered = await self._redis.io.lead(
-                self._ear, lambda left: self._take(link, left), reading.signal, seconds
+                self._ear, lambda left: self._take(link, left), asked.signal, seconds, link.arrivals
             )
         except (RedisUnavailable, ForeignData):
             await link.close()  # whoever listens finds it so
-        if not answered and seconds >= self._settings.near_window_s / 2:
-            self._near.settle(reading, None, _LOST)
+        if isinstance(asked, Reading) and not answered and seconds >= self._settings.near_window_s / 2:
+            self._near.settle(asked, None, _LOST)
         return answered
 
     async def _beat(self, link: Link) -> None:
@@ -269,15 +284,9 @@ class TrackedConnection:
             if now - max(self._heartbeat_call, self._came) > self._settings.near_window_s:
                 raise RedisUnavailable("timeout", detail="the tracked connection has gone silent")
             return
-        turn = await self._turn.acquire(self._settings.near_window_s)
-        if turn is None:
-            raise RedisUnavailable("timeout", detail="the tracked connection takes nothing")
-        try:
-            self._heartbeat_call = now
-            call = link.call(script("heartbeat"), [self._keys.meta(0)], [self._settings.fence])
-            await link.send(call, seconds=self._settings.near_window_s, expected=[now])
-        finally:
-            turn.release()
+        self._heartbeat_call = now
+        call = script("heartbeat"), [self._keys.meta(0)], [self._settings.fence]
+        await self._send(lambda _: ([link.call(*call)], [now]), self._settings.near_window_s)
 
     def _pushed(self, message: Sequence[Any]) -> None:
         if message[0] != b"invalidate":
@@ -297,6 +306,8 @@ class TrackedConnection:
                 raise RedisUnavailable("refused", detail=f"CLIENT CACHING: {reply}")
         elif isinstance(expected, float):
             self._heartbeat(link, expected, reply)
+        elif isinstance(expected, Call):
+            expected.answered(link, reply)
         elif isinstance(expected, int):
             self._told_of_gate(link, expected, reply)
         else:
@@ -356,9 +367,11 @@ class TrackedConnection:
             self._redis.io.slots(1),
             self._redis.io.slots(1),
         )  # whoever was interrupted with one never gives it back
-        for reading in link.expected:
-            if isinstance(reading, Reading):
-                self._near.settle(reading, None, _LOST)
+        for expected in link.expected:
+            if isinstance(expected, Reading):
+                self._near.settle(expected, None, _LOST)
+            elif isinstance(expected, Call):
+                expected.lost()
 
     def let_go(self) -> None:
         """End the background task or thread; it takes no lock, for a finalizer calls it."""

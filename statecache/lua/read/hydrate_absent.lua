@@ -3,13 +3,16 @@
 -- here, or dirty, or else flushed; it is flushed in one transaction with a watermark that reaches it, and its row stays
 -- for ever. So where Redis knows of no later watermark than the one that stood in Postgres before the keys were looked
 -- for, in this epoch, whatever was flushed would have been found. It is compared in the moment of the install, so nothing comes
--- between. What changes a row beside the watermark, as taking in what was quarantined does, makes none.
+-- between. A reader who is told the watermark and compares by himself may be told before he looks in Postgres, or while he
+-- does: the state was absent in the moment in which he was told. What changes a row beside the watermark, as taking in what was quarantined does, makes none.
 --
 -- KEYS  1 meta  2 unflushed  3 hydrating  4… one state each
--- ARGV  1 fence (on|off)  2 epoch and 3 watermark that Postgres had  4 ttl in ms  5… the keys of the states
--- Gives { 'FENCED' }, { 'FOREIGN', Redis key, reason }, or { 'OK', epoch, then per state: PRESENT (somebody brought or
--- made it), DIRTY (not in Redis, not yet in Postgres), BEHIND (what Postgres was read to hold may be too old), ABSENT
--- (installed), FULL (it is absent, and Redis has no memory for that) }; the error READONLY where this server is no primary.
+-- ARGV  1 fence (on|off)  2 epoch and 3 watermark that Postgres had, or '' before it is asked: then nothing is installed
+-- 4 ttl in ms  5… the keys of the states
+-- Gives { 'FENCED' }, { 'FOREIGN', Redis key, reason }, or { 'OK', epoch, watermark, then per state: PRESENT (somebody
+-- brought or made it), DIRTY (not in Redis, not yet in Postgres), BEHIND (what Postgres was read to hold, if it was, may be
+-- too old), ABSENT (installed), FULL (it is absent, and Redis has no memory for that) }; the error READONLY where this
+-- server is no primary.
 
 local function error_of(reply) return type(reply) == 'table' and reply.err end
 
@@ -21,7 +24,7 @@ if role ~= 'master' then return redis.error_reply('READONLY this server is no pr
 if not head[1] or head[2] ~= server then return { 'FENCED' } end
 local flushed = tonumber(head[3] or '0')
 local reached = head[1] == ARGV[2] and tonumber(ARGV[3]) >= flushed
-local answer = { 'OK', head[1] }
+local answer = { 'OK', head[1], head[3] or '0' }
 for i = 4, #KEYS do
   local key, verdict = ARGV[i + 1], 'BEHIND'
 -- include loadable

@@ -1,0 +1,74 @@
+"""The wait for what arrives on a connection to Redis that is shared: one listens, and others read for themselves.
+
+A thread that waits for an answer takes it off the connection itself, where nobody else does (`Threads.lead`). The
+thread that listens would be woken by every such answer, only to find it taken, and contend for the interpreter with the
+one that has it: a read took a fifth longer. So it is held off while another thread reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from typing import Any
+from weakref import finalize
+
+from statecache.concurrency.sockets import thread_arrived
+
+
+class TaskArrivals:
+    """The wait of a connection's one task, which is held off by nobody."""
+
+    __slots__ = ()
+
+    def __init__(self, connection: Any) -> None:
+        """Take a connection, which its task waits on in reading."""
+
+    async def wait(self, seconds: float, turn: Any) -> bool:  # noqa: ARG002
+        """Return True: the task waits in reading."""
+        return True
+
+
+class ThreadArrivals:
+    """The wait of a connection's listening thread, which others hold off while they read.
+
+    It waits on a twin of the socket's descriptor, which shows that the connection was closed by another thread. Whoever
+    was interrupted before `go_on` holds it off no longer than until it waits again. Where the system has no epoll it is
+    woken by whatever arrives.
+    """
+
+    __slots__ = ("__weakref__", "_connection", "_poll", "_twin")
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._poll: Any = None
+        self._twin = -1
+
+    async def wait(self, seconds: float, turn: Any) -> bool:
+        """Wait until data or the end has arrived that no other thread reads; return whether it has."""
+        return await thread_arrived(self._connection, seconds, turn, self._polled)
+
+    def _polled(self, line: socket.socket, seconds: float) -> bool:
+        if not hasattr(select, "epoll"):
+            return bool(select.select([line], [], [], seconds)[0])
+        if self._poll is None:
+            self._twin = os.dup(line.fileno())
+            finalize(self, os.close, self._twin).atexit = False
+            poll = select.epoll()
+            poll.register(self._twin, select.EPOLLIN)
+            self._poll = poll
+        else:
+            self.go_on()
+        return bool(self._poll.poll(seconds, 1))
+
+    def hold_off(self) -> None:
+        """Have the listener not woken by what arrives; only by the end of the connection on this side."""
+        if self._poll is not None:
+            self._poll.modify(self._twin, 0)
+
+    def go_on(self) -> None:
+        """Have it woken again, by what has arrived meanwhile too."""
+        if self._poll is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._poll.modify(self._twin, select.EPOLLIN)
