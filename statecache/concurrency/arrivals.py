@@ -29,6 +29,9 @@ class TaskArrivals:
         """Return True: the task waits in reading."""
         return True
 
+    def close(self) -> None:
+        """Do nothing."""
+
 
 class ThreadArrivals:
     """The wait of a connection's listening thread, which others hold off while they read.
@@ -38,12 +41,13 @@ class ThreadArrivals:
     woken by whatever arrives.
     """
 
-    __slots__ = ("__weakref__", "_connection", "_poll", "_twin")
+    __slots__ = ("__weakref__", "_close", "_connection", "_poll", "_twin")
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._poll: Any = None
         self._twin = -1
+        self._close: Any = None
 
     async def wait(self, seconds: float, turn: Any) -> bool:
         """Wait until data or the end has arrived that no other thread reads; return whether it has."""
@@ -54,7 +58,8 @@ class ThreadArrivals:
             return bool(select.select([line], [], [], seconds)[0])
         if self._poll is None:
             self._twin = os.dup(line.fileno())
-            finalize(self, os.close, self._twin).atexit = False
+            self._close = finalize(self, os.close, self._twin)
+            self._close.atexit = False
             poll = select.epoll()
             poll.register(self._twin, select.EPOLLIN)
             self._poll = poll
@@ -72,3 +77,9 @@ class ThreadArrivals:
         if self._poll is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._poll.modify(self._twin, select.EPOLLIN)
+
+    def close(self) -> None:
+        """Part with a connection that nobody uses any more: a forked child would hold its parent's open."""
+        self._poll = None
+        if self._close is not None:
+            self._close()

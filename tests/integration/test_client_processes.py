@@ -11,7 +11,9 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -117,6 +119,32 @@ def test_a_forked_child_and_its_parent_both_work(settings: Settings, redis_raw: 
         assert cache.get("runs/nobody-in-the-parent") is None
         assert connections <= {one["id"] for one in redis_raw.client_list(_type="normal")}
         assert backends <= _backends(psql)
+
+
+def _sockets() -> list[str]:
+    """Return the sockets that this process has open, once for each descriptor."""
+    folder, found = Path("/proc/self/fd"), list[str]()
+    for name in os.listdir(folder):
+        with suppress(OSError):
+            found.append(os.readlink(folder / name))
+    return found
+
+
+def test_a_forked_child_does_not_hold_its_parents_tracked_connection_open(settings: Settings) -> None:
+    """A parent that is killed leaves the server no connection that seems to stand."""
+    with StateCache(settings=settings) as cache:
+        cache.set("runs/parent", 0)
+        while not cache.near.hits:
+            cache.get("runs/parent", read="local")
+        link: Any = cache._runtime.tracked._link
+        tracked = os.readlink(f"/proc/self/fd/{link._connection._sock.fileno()}")
+        assert tracked in _sockets()
+
+        def work() -> None:
+            assert tracked not in _sockets()
+
+        assert _status(_in_a_child(work)) == 0
+        assert cache.get("runs/parent", read="local").value == 0  # type: ignore[union-attr]
 
 
 CHILDREN, TURNS = 4, 15

@@ -121,6 +121,16 @@ def test_nobody_is_held_off_by_who_was_interrupted(shared: Shared) -> None:
     assert shared.came()
 
 
+def test_who_parts_with_a_connection_does_not_hold_it_open(shared: Shared) -> None:
+    shared.theirs.settimeout(LIMIT_S)
+    shared.arrivals.close()
+    shared.arrivals.close()
+    shared.line.close()
+    assert shared.theirs.recv(1) == b""
+    shared.arrivals.hold_off()
+    shared.arrivals.go_on()
+
+
 def test_where_the_system_has_no_epoll_every_arrival_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(select, "epoll")
     shared = Shared()

@@ -330,6 +330,7 @@ class Link:
 
     def abandon(self) -> None:
         """Part with a forked parent's connection; an asyncio one stays quiet as long as it is referenced."""
+        self.arrivals.close()
         self.io.disown(self._connection)
 
     def let_go(self) -> None:
