@@ -230,6 +230,21 @@ def test_a_flow_that_was_gone_on_with_here_is_left_alone(both: Both, flow_id: st
     assert both.next().load_pending_feedback(other) is None, "what was resumed here is not to be resumed again"
 
 
+def test_a_flow_that_was_deleted_here_is_taken_in_again_and_goes_on(both: Both, flow_id: str, tmp_path: Path) -> None:
+    source = tmp_path / "flows.db"
+    theirs = SQLiteFlowPersistence(str(source))
+    for number in range(3):
+        theirs.save_state(flow_id, f"step{number}", {"id": flow_id, "number": number})
+    assert _taken(source)["written"] == 3
+    both.clients[0].delete(both.next().group_of(flow_id))
+    assert _taken(source) == {"flows": 1, "written": 3, "same": 0, "kept": []}
+    theirs.save_state(flow_id, "later", {"id": flow_id, "number": 3})
+    assert _taken(source) == {"flows": 1, "written": 1, "same": 3, "kept": []}
+    assert both.next().load_state(flow_id) == {"id": flow_id, "number": 3}
+    both.next().save_state(flow_id, "here", {"id": flow_id, "here": True})
+    assert _taken(source)["kept"] == [flow_id]
+
+
 @pytest.mark.parametrize("text", ["", "no database, but a text that is long enough to be taken for one" * 9])
 def test_a_file_without_flows_is_told(text: str, tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text(text)

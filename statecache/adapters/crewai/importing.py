@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +21,7 @@ from statecache.adapters.items import kept
 from statecache.adapters.sqlite_files import reading
 
 if TYPE_CHECKING:
-    from statecache import AsyncStateCache, Durability
+    from statecache import AsyncNamespace, AsyncStateCache, Durability
 
 IMPORT = "import"
 
@@ -55,9 +55,11 @@ async def import_flows(
         values = [kept(value, at).data for at, (_, value) in enumerate(one.saves)]
         there: State[Any] | None = await view.get(name, read="primary")
         count = 0 if there is None else there.version
-        if there is not None and (count > len(values) or there.value != values[count - 1]):
-            done.kept.append(one.flow_uuid)
-            continue
+        if there is not None and not _is_one_of(there, count, values):
+            count -= await _deleted_at(view, name)
+            if not _is_one_of(there, count, values):
+                done.kept.append(one.flow_uuid)
+                continue
         done.same += count
         try:
             for (method, _), value in zip(one.saves[count:], values[count:], strict=True):
@@ -71,6 +73,19 @@ async def import_flows(
         except (VersionConflict, NotFound):  # somebody goes on with it just now
             done.kept.append(one.flow_uuid)
     return done
+
+
+def _is_one_of(there: State[Any], count: int, values: Sequence[Any]) -> bool:
+    """Return whether it is what the first so many saves came to."""
+    return 0 < count <= len(values) and bool(there.value == values[count - 1])
+
+
+async def _deleted_at(view: AsyncNamespace[Any], name: str) -> int:
+    """Return the version at which a flow was deleted last, or 0: what was taken in since counts on from there."""
+    async for change in view.history(name, reverse=True):
+        if change.op == "delete":
+            return change.version
+    return 0
 
 
 def sqlite_flows(source: Path) -> Iterator[StoredFlow]:
