@@ -37,7 +37,7 @@ class ThreadArrivals:
     """The wait of a connection's listening thread, which others hold off while they read.
 
     It waits on a twin of the socket's descriptor, which shows that the connection was closed by another thread. Whoever
-    was interrupted before `go_on` holds it off no longer than until it waits again. Where the system has no epoll it is
+    was interrupted before `go_on` holds it off no longer than until it waits again. Where no epoll is to be had it is
     woken by whatever arrives.
     """
 
@@ -54,18 +54,29 @@ class ThreadArrivals:
         return await thread_arrived(self._connection, seconds, turn, self._polled)
 
     def _polled(self, line: socket.socket, seconds: float) -> bool:
-        if not hasattr(select, "epoll"):
-            return bool(select.select([line], [], [], seconds)[0])
-        if self._poll is None:
-            self._twin = os.dup(line.fileno())
-            self._close = finalize(self, os.close, self._twin)
-            self._close.atexit = False
-            poll = select.epoll()
-            poll.register(self._twin, select.EPOLLIN)
-            self._poll = poll
-        else:
+        if self._poll is not None:
             self.go_on()
+        elif not self._begun(line):
+            return bool(select.select([line], [], [], seconds)[0])
         return bool(self._poll.poll(seconds, 1))
+
+    def _begun(self, line: socket.socket) -> bool:
+        """Make what is waited on; return False where the system has none, or none to spare."""
+        if not hasattr(select, "epoll"):
+            return False
+        try:
+            poll, twin = select.epoll(), os.dup(line.fileno())
+        except OSError:
+            return False
+        self._close = finalize(self, os.close, twin)
+        self._close.atexit = False
+        try:
+            poll.register(twin, select.EPOLLIN)
+        except OSError:
+            self._close()
+            return False
+        self._twin, self._poll = twin, poll
+        return True
 
     def hold_off(self) -> None:
         """Have the listener not woken by what arrives; only by the end of the connection on this side."""
@@ -80,6 +91,8 @@ class ThreadArrivals:
 
     def close(self) -> None:
         """Part with a connection that nobody uses any more: a forked child would hold its parent's open."""
-        self._poll = None
+        poll, self._poll = self._poll, None
+        if poll is not None:
+            poll.close()
         if self._close is not None:
             self._close()

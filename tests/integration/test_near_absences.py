@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from statecache import AsyncStateCache, Settings, Unavailable
+from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
@@ -24,9 +26,9 @@ WINDOW_S = 0.6
 
 
 @pytest.fixture
-def settings(make_settings: MakeSettings) -> Settings:
+def settings(make_settings: MakeSettings, request: pytest.FixtureRequest) -> Settings:
     """Settings of clients that read locally."""
-    return make_settings(read="local", near_window_s=WINDOW_S)
+    return make_settings(**{"read": "local", "near_window_s": WINDOW_S} | getattr(request, "param", {}))
 
 
 @pytest.fixture
@@ -113,6 +115,36 @@ async def test_where_the_tracked_connection_ends_the_absence_is_proven_without_i
     assert await slow.get(KEY) is None
     assert lost.struck
     assert redis_raw.hget(keys.state(KEY), "op") == b"absent"
+
+
+@pytest.mark.parametrize("settings", [{"near_window_s": 60.0}], indirect=True)
+async def test_where_redis_does_not_tell_the_call_ends_in_its_time(slow: AsyncStateCache, proxy: FaultProxy) -> None:
+    held = proxy.arm("hold_request", at=ABSENT)
+    begun = monotonic()
+    with suppress(Unavailable):
+        assert await slow.get(KEY, timeout=0.4) is None
+    assert held.struck
+    assert monotonic() - begun < 10
+    held.release()
+
+
+@every_redis
+@pytest.mark.parametrize("settings", [{"absent_ttl_s": 0.2}], indirect=True)
+async def test_what_expires_while_its_reader_asks_is_not_kept_here(
+    slow: AsyncStateCache, other: AsyncStateCache
+) -> None:
+    """The server removes it when it meets the command, and pushes that to who sent it too."""
+    names = [f"runs/{number}" for number in range(30)]
+    for name in names * 2:
+        assert await slow.get(name) is None
+    until_s = monotonic() + 0.8
+    while monotonic() < until_s:
+        for name in names:
+            await slow.get(name, max_stale=1e-9)
+    for name in names:
+        await other.create(name, 1)
+    for name in names:
+        await reads(slow, 1, name)
 
 
 async def test_of_many_that_miss_at_once_each_is_told(slow: AsyncStateCache, other: AsyncStateCache) -> None:

@@ -130,19 +130,22 @@ class Absences:
         absent = {key: install.records[key] for key, told in verdicts.items() if told in ("ABSENT", "FULL")}
         return absent, [key for key, told in verdicts.items() if told in ("DIRTY", "BEHIND")]
 
-    async def ask(self, shard: int, key: str, tracked: TrackedConnection) -> Asked:
+    async def ask(self, shard: int, key: str, tracked: TrackedConnection, *, end: float) -> Asked:
         """Ask Redis what proves that a key is absent, without waiting for the answer."""
         redis_keys, arguments = self._spelled(shard, [key], epoch="", flushed="")
-        now, seconds = boottime(), self._settings.near_window_s / 2
+        now, window_s = boottime(), self._settings.near_window_s / 2
         call = Call(script(_SCRIPT), redis_keys, arguments, self._redis.io.signal())
-        await tracked.start(call, seconds=seconds)
-        return Asked(call, now + seconds)
+        await tracked.start(call, seconds=min(window_s, _half(end)))
+        return Asked(call, now + window_s)
 
     async def proven(
-        self, asked: Asked, shard: int, key: str, looked: Looked, tracked: TrackedConnection
+        self, asked: Asked, shard: int, key: str, looked: Looked, tracked: TrackedConnection, *, end: float
     ) -> Record | None:
-        """Return the key's absence if both tiers prove it, and have it installed without waiting for that."""
-        left = asked.until - boottime()
+        """Return the key's absence if both tiers prove it, and have it installed without waiting for that.
+
+        Half of the time that is left is for who has to prove it otherwise.
+        """
+        left = min(asked.until - boottime(), _half(end))
         if left <= 0 or not await tracked.answered(asked.call, left) or asked.call.reply is None:
             return None
         verdict, *rest = (part.decode("utf-8", "replace") for part in asked.call.reply)
@@ -171,6 +174,10 @@ class Absences:
         fixed = [redis_keys.meta(shard), redis_keys.unflushed(shard), redis_keys.hydrating(shard)]
         ttl_ms = round(self._settings.absent_ttl_s * 1000)
         return [*fixed, *map(redis_keys.state, keys)], [self._settings.fence, epoch, flushed, ttl_ms, *keys]
+
+
+def _half(end: float) -> float:
+    return max(end - monotonic(), 0.002) / 2
 
 
 def _is_final(error: RedisUnavailable) -> bool:

@@ -90,7 +90,8 @@ class RedisTier:
         if self._dial_tracked is None:
             raise ConfigurationError("connections that are dialled by hand are not tracked")
         link = await self._connected(self._dial_tracked, None)
-        tracking = ("CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP")
+        # With NOLOOP the server would not push what it evicts or expires while a command of this connection runs.
+        tracking = ("CLIENT", "TRACKING", "ON", "OPTIN")
         asked = [tracking, ("CLIENT", "CACHING", "YES"), ("TIME",)]  # which names no key
         *replies, _ = await link.run(asked, seconds=self._settings.connect_timeout_s)
         refused = [reply for reply in replies if reply != b"OK"]

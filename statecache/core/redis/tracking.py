@@ -2,9 +2,8 @@
 
 Every client has one, opened when something is first read locally, in RESP3, with tracking by opting in: what is read
 behind CLIENT CACHING YES is tracked, nothing else is, so a commit costs the same however many clients never read its
-key. Nothing is written on it but that a state is absent, which it is not told of. Replies and pushes come in one order,
-the server's, and one task takes them off; in the synchronous client that is a thread, or whoever waits for an answer
-just then.
+key. Nothing is written on it but that a state is absent. Replies and pushes come in one order, the server's, and one
+task takes them off; in the synchronous client that is a thread, or whoever waits for an answer just then.
 
     connect       everything known is dropped; then the connection is opened, with its handshake, tracked, and heard
     heartbeat     every quarter of the trust window: role, replication id and replicas of the server, and which epoch

@@ -183,6 +183,13 @@ HOT = {
         """if verdict != "OK" or not""",
         by="scenarios told_by_hand",
     ),
+    "absence waited for": Mutant(
+        "a local reader waits for Redis' word beyond the end of its call",
+        "statecache/core/read/absences.py",
+        "        left = min(asked.until - boottime(), _half(end))\n",
+        "        left = asked.until - boottime()\n",
+        by="scenarios told_in_time",
+    ),
     "absence told long ago": Mutant(
         "a local reader is given what was true as long ago as Postgres took to answer",
         "statecache/core/read/absences.py",

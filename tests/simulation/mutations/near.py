@@ -19,6 +19,13 @@ NEAR = {
         "                self._invalidations += 1\n",
         by="coherence",
     ),
+    "pushes of its own": Mutant(
+        "what the server removes while it runs a command of the tracked connection stays near",
+        "statecache/core/redis/tier.py",
+        """"ON", "OPTIN")\n""",
+        """"ON", "OPTIN", "NOLOOP")\n""",
+        by="scenarios told_of_own",
+    ),
     "drop": Mutant(
         "what was near over a connection that is gone stays near",
         "statecache/near.py",
