@@ -16,6 +16,9 @@ from weakref import finalize
 
 from statecache.concurrency.sockets import thread_arrived
 
+_ARRIVED = 1
+"""EPOLLIN, which not every system has."""
+
 
 class TaskArrivals:
     """The wait of a connection's one task, which is held off by nobody."""
@@ -71,7 +74,7 @@ class ThreadArrivals:
         self._close = finalize(self, os.close, twin)
         self._close.atexit = False
         try:
-            poll.register(twin, select.EPOLLIN)
+            poll.register(twin, _ARRIVED)
         except OSError:
             self._close()
             return False
@@ -80,14 +83,16 @@ class ThreadArrivals:
 
     def hold_off(self) -> None:
         """Have the listener not woken by what arrives; only by the end of the connection on this side."""
-        if self._poll is not None:
-            self._poll.modify(self._twin, 0)
+        self._want(0)
 
     def go_on(self) -> None:
         """Have it woken again, by what has arrived meanwhile too."""
+        self._want(_ARRIVED)
+
+    def _want(self, events: int) -> None:
         if self._poll is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._poll.modify(self._twin, select.EPOLLIN)
+            with contextlib.suppress(OSError, ValueError):  # to be woken for nothing costs time alone
+                self._poll.modify(self._twin, events)
 
     def close(self) -> None:
         """Part with a connection that nobody uses any more: a forked child would hold its parent's open."""

@@ -45,9 +45,10 @@ Why the other instruments do not see it:
     another_point  what a change_id that is used again is told: no judge asks for it
     absent_before  what was found absent in an epoch that ends before it is installed: no fault of the arenas is that
                   exact; so with `absent_by_hand`, `absent_behind_gate`, `absent_and_token`, `absent_and_lost`, with
-                  what a local reader is told beside, `told_behind`, `told_by_hand`, `told_long_ago`,
-                  `told_of_own` and `told_in_time`, and where a
-                  commit takes a key for new: `new_since`, `new_by_hand`, `new_before` and `new_beside`
+                  what a local reader is told beside, `told_behind`, `told_by_hand`, `told_long_ago`, `told_of_own` and
+                  `told_in_time`, and where a commit takes a key for new: `new_since`, `new_by_hand`, `new_before` and
+                  `new_beside`
+    opening_cut   who gives up where one connection ends: the judges of the arenas let a call fail in an outage
     cursor_ended  what a reader of changes is given: no judge of the arenas reads the feed; so with `waited_for`,
                   `came_late`, `stopped_anywhere`, `lost_name` and `given_again`
 
@@ -356,6 +357,10 @@ SCENARIOS = {
     "absent_and_token": (ABSENCES, "test_an_absence_that_is_installed_takes_the_token_of_a_slower_reader_away"),
     "absent_and_lost": (ABSENCES, "test_a_key_that_has_nothing_but_lost_changes_remembers_that"),
     "told_behind": (TOLD, "test_a_postgres_that_holds_less_than_was_flushed_proves_nothing"),
+    "opening_cut": (
+        "tests/integration/test_gate_outages.py",
+        "test_a_connection_that_ends_while_the_gate_is_opened_is_made_anew",
+    ),
     "told_of_own": (TOLD, "test_what_expires_while_its_reader_asks_is_not_kept_here"),
     "told_in_time": (TOLD, "test_where_redis_does_not_tell_the_call_ends_in_its_time"),
     "told_by_hand": (TOLD, "test_what_is_dirty_and_was_removed_by_hand_is_not_absent"),

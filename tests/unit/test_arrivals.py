@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -42,6 +43,8 @@ class Shared:
 @pytest.fixture
 def shared() -> Iterator[Shared]:
     """A connection on which somebody has listened before."""
+    if not hasattr(select, "epoll"):
+        pytest.skip("nobody is held off where the system has no epoll")
     made = Shared()
     assert not made.came()
     yield made
@@ -131,8 +134,40 @@ def test_who_parts_with_a_connection_does_not_hold_it_open(shared: Shared) -> No
     shared.arrivals.go_on()
 
 
+@pytest.mark.parametrize("fails", ["made", "told"])
+def test_where_no_epoll_is_to_be_had_every_arrival_wakes_and_no_descriptor_is_lost(
+    fails: str, shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(*_: object) -> None:
+        raise OSError("no more")
+
+    class Epoll:
+        register = lacking
+
+    monkeypatch.setattr(select, "epoll", lacking if fails == "made" else Epoll)
+    arrivals = ThreadArrivals(shared.connection)
+    assert not run(arrivals.wait(0.0, TURN))
+    spare = os.dup(shared.line.fileno())
+    os.close(spare)
+    shared.theirs.send(b"x")
+    for _ in range(5):
+        arrivals.hold_off()
+        assert run(arrivals.wait(0.0, TURN))
+        arrivals.go_on()
+    again = os.dup(shared.line.fileno())
+    os.close(again)
+    assert again == spare, "the lowest that is free is still the same"
+
+
+def test_who_parts_with_a_connection_leaves_no_epoll(shared: Shared) -> None:
+    """A forked child has its listener's frame, and all that it refers to, for ever."""
+    poll = shared.arrivals._poll
+    shared.arrivals.close()
+    assert poll.closed
+
+
 def test_where_the_system_has_no_epoll_every_arrival_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(select, "epoll")
+    monkeypatch.delattr(select, "epoll", raising=False)
     shared = Shared()
     assert not shared.came()
     shared.arrivals.hold_off()

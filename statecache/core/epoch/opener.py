@@ -23,6 +23,7 @@ from statecache.clock import monotonic
 from statecache.core.epoch.gate import AttemptResult, Gate
 from statecache.core.postgres.connection import brief
 from statecache.errors import PostgresUnavailable, RedisUnavailable, Unavailable
+from statecache.redis_errors import FINAL
 
 if TYPE_CHECKING:
     from statecache.concurrency import Slots
@@ -86,13 +87,18 @@ class Opener:
                 if backoff.outlasts(end):
                     if refused:
                         self._gate.refuse(refused)
+                    if isinstance(last_error, RedisUnavailable):
+                        raise last_error from error
                     detail = f"shard {shard} waits for its epoch: {brief(last_error)}"
                     raise Unavailable("epoch", detail=detail) from last_error
                 refused = {}
-            except RedisUnavailable:
-                if refused and backoff.outlasts(end):
-                    self._gate.refuse(refused)
-                raise
+            except RedisUnavailable as error:
+                await self._redis.pool.drop_idle()
+                if error.reason in FINAL or backoff.outlasts(end):
+                    if refused:
+                        self._gate.refuse(refused)
+                    raise
+                last_error = error
             else:
                 if not refused:
                     return

@@ -61,13 +61,6 @@ class Looked(NamedTuple):
         return [key for key in keys if key not in self.known]
 
 
-class Asked(NamedTuple):
-    """What Redis was asked, and until when its answer counts."""
-
-    call: Call
-    until: float
-
-
 class Absences:
     """The proof that states of a shard are absent, and its installing in Redis."""
 
@@ -130,30 +123,28 @@ class Absences:
         absent = {key: install.records[key] for key, told in verdicts.items() if told in ("ABSENT", "FULL")}
         return absent, [key for key, told in verdicts.items() if told in ("DIRTY", "BEHIND")]
 
-    async def ask(self, shard: int, key: str, tracked: TrackedConnection, *, end: float) -> Asked:
-        """Ask Redis what proves that a key is absent, without waiting for the answer."""
-        redis_keys, arguments = self._spelled(shard, [key], epoch="", flushed="")
-        now, window_s = boottime(), self._settings.near_window_s / 2
-        call = Call(script(_SCRIPT), redis_keys, arguments, self._redis.io.signal())
-        await tracked.start(call, seconds=min(window_s, _half(end)))
-        return Asked(call, now + window_s)
+    async def prove(
+        self, shard: int, key: str, tracked: TrackedConnection, *, end: float
+    ) -> tuple[Looked, Record | None]:
+        """Ask both tiers of a key at once; return what Postgres held, and the key's absence if they prove it.
 
-    async def proven(
-        self, asked: Asked, shard: int, key: str, looked: Looked, tracked: TrackedConnection, *, end: float
-    ) -> Record | None:
-        """Return the key's absence if both tiers prove it, and have it installed without waiting for that.
-
-        Half of the time that is left is for who has to prove it otherwise.
+        It is installed without waiting for that. Half of the time that is left when Postgres has answered is for who
+        has to prove it otherwise.
         """
-        left = min(asked.until - boottime(), _half(end))
-        if left <= 0 or not await tracked.answered(asked.call, left) or asked.call.reply is None:
-            return None
-        verdict, *rest = (part.decode("utf-8", "replace") for part in asked.call.reply)
+        until = boottime() + self._settings.near_window_s / 2
+        redis_keys, arguments = self._spelled(shard, [key], epoch="", flushed="")
+        call = Call(script(_SCRIPT), redis_keys, arguments, self._redis.io.signal())
+        await tracked.start(call, seconds=min(until - boottime(), _half(end)))
+        looked = await self.look(shard, [key], end=end)
+        left = min(until - boottime(), _half(end))
+        if key in looked.known or left <= 0 or not await tracked.answered(call, left) or call.reply is None:
+            return looked, None
+        verdict, *rest = (part.decode("utf-8", "replace") for part in call.reply)
         if verdict != "OK" or rest[2] != "BEHIND" or not looked.reaches(rest[0], rest[1]):
-            return None
+            return looked, None
         install = self.ahead(shard, [key], looked)
         await tracked.start(Call(script(_SCRIPT), install.redis_keys, install.arguments), seconds=left)
-        return install.records[key]
+        return looked, install.records[key]
 
     def ahead(self, shard: int, keys: Sequence[str], looked: Looked) -> Install:
         """Return the install of what is absent, for a commit to take along; it holds no token."""

@@ -119,13 +119,10 @@ class Hydrator:
 
         Where it is absent, who reads waits neither for Redis to prove that nor for it to be installed.
         """
-        shard = self._keys.shard(key)
-        asked = await self._absences.ask(shard, key, tracked, end=end)
-        looked = await self.look([key], end=end)
-        if key not in looked.known:
-            absent = await self._absences.proven(asked, shard, key, looked, tracked, end=end)
-            if absent is not None:
-                return absent
+        note(hydrations=1)
+        looked, absent = await self._absences.prove(self._keys.shard(key), key, tracked, end=end)
+        if absent is not None:
+            return absent
         return (await self._load([key], looked, end=end)).get(key)
 
     async def _load(

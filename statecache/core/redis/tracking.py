@@ -228,7 +228,7 @@ class TrackedConnection:
         due = monotonic()
         while self._goes_on(background):
             if monotonic() >= due:
-                await self._beat(link)
+                await self._beat()
                 due = monotonic() + self._beat_s
             if await link.has_news(self._beat_s) and (reads := await self._ear.acquire(self._beat_s)) is not None:
                 try:
@@ -276,7 +276,7 @@ class TrackedConnection:
             self._near.settle(asked, None, _LOST)
         return answered
 
-    async def _beat(self, link: Link) -> None:
+    async def _beat(self) -> None:
         """Send a heartbeat unless one is under way; one that is overdue means that the connection is dead."""
         now = boottime()
         if self._heartbeat_call is not None:
@@ -285,7 +285,7 @@ class TrackedConnection:
             return
         self._heartbeat_call = now
         call = script("heartbeat"), [self._keys.meta(0)], [self._settings.fence]
-        await self._send(lambda _: ([link.call(*call)], [now]), self._settings.near_window_s)
+        await self._send(lambda link: ([link.call(*call)], [now]), self._settings.near_window_s)
 
     def _pushed(self, message: Sequence[Any]) -> None:
         if message[0] != b"invalidate":

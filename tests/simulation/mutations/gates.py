@@ -5,6 +5,13 @@ from __future__ import annotations
 from tests.simulation.mutations.mutant import Mutant, Piece
 
 GATES = {
+    "opening given up": Mutant(
+        "a call that opens a gate ends with the first connection that ends",
+        "statecache/core/epoch/opener.py",
+        "                if error.reason in FINAL or backoff.outlasts(end):\n",
+        "                if True:\n",
+        by="scenarios opening_cut",
+    ),
     "went back": Mutant(
         "a Postgres that went back begins no epoch",
         "statecache/rules/epochs.py",

@@ -186,15 +186,15 @@ HOT = {
     "absence waited for": Mutant(
         "a local reader waits for Redis' word beyond the end of its call",
         "statecache/core/read/absences.py",
-        "        left = min(asked.until - boottime(), _half(end))\n",
-        "        left = asked.until - boottime()\n",
+        "        left = min(until - boottime(), _half(end))\n",
+        "        left = until - boottime()\n",
         by="scenarios told_in_time",
     ),
     "absence told long ago": Mutant(
         "a local reader is given what was true as long ago as Postgres took to answer",
         "statecache/core/read/absences.py",
-        "        if left <= 0 or not",
-        "        left = max(left, 1.0)\n        if not",
+        " or left <= 0 or not await tracked.answered(call, left)",
+        " or not await tracked.answered(call, max(left, 1.0))",
         by="scenarios told_long_ago",
     ),
     "absence of what is lost": Mutant(
