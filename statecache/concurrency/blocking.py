@@ -13,26 +13,26 @@ from statecache.concurrency.bounding import BoundConnection
 class BlockingRedis:
     """A synchronous connection of redis-py."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("connection",)
 
     def __init__(self, connection: Any) -> None:
-        self._connection = connection
+        self.connection = connection
 
     async def connect(self) -> None:
         """Connect."""
-        self._connection.connect()
+        self.connection.connect()
 
     async def send_packed_command(self, command: Any) -> None:
         """Send what was packed."""
-        self._connection.send_packed_command(command)
+        self.connection.send_packed_command(command)
 
     async def read_response(self, **options: Any) -> Any:
         """Read one reply."""
-        return self._connection.read_response(**options)
+        return self.connection.read_response(**options)
 
     async def disconnect(self, nowait: bool = False) -> None:  # noqa: ARG002
         """Close the connection, which takes no time."""
-        self._connection.disconnect()
+        self.connection.disconnect()
 
 
 def refused(**_: object) -> None:

@@ -56,7 +56,7 @@ class TaskTimeout:
     def expire(self) -> None:
         """Shut the connection now."""
         self.expired = True
-        _shut(self._connection)
+        shut(self._connection)
 
 
 class BoundConnection(psycopg.Connection[Any]):
@@ -119,17 +119,20 @@ class ThreadTimeout:
     def expire(self) -> None:
         """Shut the connection now."""
         self.expired = True
-        _shut(self._connection)
+        shut(self._connection)
 
 
-def _shut(connection: Any) -> None:
-    """Shut the socket of a psycopg connection; the file descriptor stays open, for it is psycopg's to close."""
-    with contextlib.suppress(OSError, ValueError, psycopg.Error), socket.socket(fileno=_twin(connection)) as line:
-        line.shutdown(socket.SHUT_RDWR)
+def shut(connection: Any) -> None:
+    """Shut the socket of a psycopg connection; the file descriptor stays open, for it is psycopg's to close.
 
-
-def _twin(connection: Any) -> int:
-    return os.dup(connection.fileno())
+    Another thread may be using the connection, and libpq close the socket meanwhile. What was duplicated is the
+    connection's own if the connection has the same descriptor still: it never opens a second one.
+    """
+    with contextlib.suppress(OSError, ValueError, psycopg.Error):
+        own = connection.fileno()
+        with socket.socket(fileno=os.dup(own)) as twin:
+            if connection.fileno() == own:
+                twin.shutdown(socket.SHUT_RDWR)
 
 
 async def task_opened(open_one: Callable[[], Awaitable[T]], seconds: float | None) -> T:
@@ -183,7 +186,7 @@ async def task_severed(work: Callable[[], Coroutine[Any, Any, T]], connection: A
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        _shut(connection)
+        shut(connection)
         await asyncio.wait([task], timeout=_SEVERED_S)
         if not task.done():
             connection.pgconn.finish()  # or a pool would lend it again

@@ -220,5 +220,9 @@ class Concurrency(ABC):
         """Part with a forked parent's connection."""
 
     @abstractmethod
+    async def sever(self, line: Any) -> None:
+        """End what is under way on a connection, whose user then closes it."""
+
+    @abstractmethod
     def wake(self, connection: Any) -> None:
         """Wake who waits on a connection, where he cannot be cancelled."""

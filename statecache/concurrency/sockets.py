@@ -3,6 +3,7 @@
 * `TaskDeadline` bounds an exchange. The synchronous twin can only bound each read of the socket.
 * `TaskSending` and `TaskReceiving` bound the two directions of a connection that is used in both at once.
 * `thread_readable` waits until something has arrived, `task_wake` and `thread_wake` end such a wait.
+* `task_sever` and `thread_sever` end what is under way on a connection, whose user then closes it.
 """
 
 from __future__ import annotations
@@ -202,6 +203,16 @@ def thread_wake(connection: Any) -> None:
     with contextlib.suppress(OSError):
         if line is not None:
             line.shutdown(socket.SHUT_RDWR)
+
+
+async def task_sever(line: Any) -> None:
+    """Close a connection to Redis: a task that waits on it gets an error."""
+    await line.disconnect(nowait=True)
+
+
+async def thread_sever(line: Any) -> None:
+    """Shut the socket of a connection to Redis, which a thread that uses it closes."""
+    thread_wake(line.connection)
 
 
 async def thread_readable(connection: Any, seconds: float, turn: ThreadSocketTurn) -> bool:

@@ -25,6 +25,7 @@ from statecache.concurrency.sockets import (
     TaskSending,
     TaskSocketTurn,
     task_disown,
+    task_sever,
     task_wake,
 )
 from statecache.concurrency.waking import TaskSignal
@@ -51,6 +52,7 @@ class Tasks(Concurrency):
     arrivals = TaskArrivals
     disown = staticmethod(task_disown)
     wake = staticmethod(task_wake)
+    sever = staticmethod(task_sever)
     severed = staticmethod(task_severed)
 
     async def sleep(self, seconds: float) -> None:

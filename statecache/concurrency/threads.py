@@ -25,6 +25,7 @@ from statecache.concurrency.sockets import (
     thread_disown,
     thread_receiving,
     thread_sending,
+    thread_sever,
     thread_wake,
 )
 from statecache.concurrency.starting import start
@@ -33,6 +34,8 @@ from statecache.concurrency.waking import ThreadSignal
 T = TypeVar("T")
 _reading: set[int] = set()
 """The threads that are reading for themselves and others at the moment."""
+_REST_S = 0.001
+"""How long the rest of a message is waited for by who waits for nothing any more, in seconds."""
 _JOIN_S = 5.0
 """How long the end of a thread is waited for, in seconds."""
 
@@ -53,6 +56,7 @@ class Threads(Concurrency):
     arrivals = ThreadArrivals
     disown = staticmethod(thread_disown)
     wake = staticmethod(thread_wake)
+    sever = staticmethod(thread_sever)
     line = BlockingRedis
 
     async def sleep(self, seconds: float) -> None:
@@ -72,9 +76,9 @@ class Threads(Concurrency):
         """Wait for a signal, reading for all waiters meanwhile unless another thread does.
 
         To be woken by a thread that reads costs two changes of threads, often more than the answer itself. `take` takes
-        one message off the connection, waits for at most so many seconds for it, and says whether more are there
-        already. The thread that listens is held off meanwhile. A signal handler that has interrupted its thread in
-        reading waits for nothing: nobody reads before it returns.
+        one message off the connection, waits for at most so many seconds for it, and says whether it took one and
+        more of another is there: all that came whole is taken. The thread that listens is held off meanwhile. A signal
+        handler that has interrupted its thread in reading waits for nothing: nobody reads before it returns.
         """
         end, me = monotonic() + seconds, threading.get_ident()
         while not signal.is_set and me not in _reading and (left := end - monotonic()) > 0:
@@ -84,8 +88,9 @@ class Threads(Concurrency):
             try:
                 _reading.add(me)
                 arrivals.hold_off()
-                while await take(max(end - monotonic(), 0.001)) or not (signal.is_set or monotonic() >= end):
-                    pass
+                more = True
+                while more or not (signal.is_set or monotonic() >= end):
+                    more = await take(_REST_S if signal.is_set else max(end - monotonic(), _REST_S))
             finally:
                 arrivals.go_on()
                 _reading.discard(me)

@@ -66,6 +66,9 @@ class Pooled(Protocol):
     async def close(self) -> None:
         """Close the connection at once."""
 
+    async def sever(self) -> None:
+        """Shut the socket of a connection that another caller may be using: he gets an error, and closes it."""
+
     async def end(self) -> None:
         """Close an idle connection, and wait until it is closed."""
 
@@ -222,11 +225,12 @@ class Pool(Generic[C]):
         if slot is None:
             return
         self._note(connection)
-        if not self._closed:
-            self._idle.append(connection)
+        self._idle.append(connection)
         slot.release()
         if hold is not None:
             hold.release()
+        if self._closed:
+            self.let_go()
 
     async def drop_idle(self, *, all_of_them: bool = False) -> None:
         """Close the idle connections that are doubted since another one failed, or all of them."""
@@ -239,15 +243,18 @@ class Pool(Generic[C]):
                     await connection.close()
 
     def let_go(self) -> None:
-        """Close the idle connections; a finalizer calls it, when nobody can borrow any more."""
-        for connection in self._idle:
-            connection.let_go()
+        """Close the idle connections, when nobody can borrow any more; a finalizer calls it too."""
+        while (idle := self._revived()) is not None:
+            idle.let_go()
 
     async def close(self) -> None:
-        """Close every connection, lent ones too; taking one afterwards raises UsageError."""
+        """Close the idle connections, and shut the lent ones, which who uses them closes; no more can be taken.
+
+        Closed under a thread that waits on it, a connection of libpq would take the process along.
+        """
         self._closed = True
         self._part()
         while (idle := self._revived()) is not None:
             await idle.end()
         for connection in self._all_lent():
-            await connection.close()
+            await connection.sever()

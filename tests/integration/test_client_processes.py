@@ -47,6 +47,21 @@ def _status(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def _ran(program: str, settings: Settings) -> tuple[int, str]:
+    """Return the status of a program that uses the deployment, and what it said on stderr."""
+    variables = {"REDIS_URL": settings.redis_url, "POSTGRES_URL": settings.postgres_url, "PREFIX": settings.prefix}
+    variables |= {"POSTGRES_SCHEMA": settings.postgres_schema, "SHARDS": str(settings.shards)}
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(program)],
+        env=os.environ | {f"STATECACHE_{name}": value for name, value in variables.items()},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
 def _backends(psql: Psql) -> set[Any]:
     """Return the pids of the clients' connections that Postgres knows."""
     return {row[0] for row in rows(psql, "SELECT pid FROM pg_stat_activity WHERE application_name = 'statecache'")}
@@ -273,17 +288,46 @@ def test_a_child_that_ends_as_programs_do_harms_nothing_of_its_parents(settings:
         assert cache.get("runs/not-yet-asked-for") is None
         cache.close()
     """
-    variables = {"REDIS_URL": settings.redis_url, "POSTGRES_URL": settings.postgres_url, "PREFIX": settings.prefix}
-    variables |= {"POSTGRES_SCHEMA": settings.postgres_schema, "SHARDS": str(settings.shards)}
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", textwrap.dedent(program)],
-        env=os.environ | {f"STATECACHE_{name}": value for name, value in variables.items()},
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert _ran(program, settings) == (0, "")
+
+
+def test_a_client_that_is_closed_while_threads_read_harms_none_of_them(settings: Settings) -> None:
+    """What they are in the middle of ends in an error that says what was done; libpq's memory is still their own."""
+    program = """
+        import threading, time
+        from statecache import StateCache, UsageError
+
+        def read(cache, thread, begun):
+            number = 0
+            while True:
+                cache.get(f"nobody/{thread}/{number}")
+                begun.release()
+                number += 1
+
+        def closed(turn):
+            cache, begun, ends = StateCache(), threading.Semaphore(0), []
+
+            def work(thread):
+                try:
+                    read(cache, f"{turn}/{thread}", begun)
+                except BaseException as error:
+                    ends.append(error)
+
+            threads = [threading.Thread(target=work, args=(thread,)) for thread in range(24)]
+            for thread in threads:
+                thread.start()
+            for _ in range(3 * len(threads)):
+                begun.acquire()
+            cache.close()
+            for thread in threads:
+                thread.join()
+            assert len(ends) == len(threads), ends
+            assert {(type(end), "it is closed" in str(end)) for end in ends} == {(UsageError, True)}, ends
+
+        for turn in range(10):
+            closed(turn)
+    """
+    assert _ran(program, settings) == (0, "")
 
 
 async def test_an_asynchronous_client_starts_afresh_in_a_child(settings: Settings) -> None:

@@ -128,6 +128,19 @@ async def test_where_redis_does_not_tell_the_call_ends_in_its_time(slow: AsyncSt
     held.release()
 
 
+@pytest.mark.parametrize("settings", [{"near_window_s": 60.0}], indirect=True)
+@pytest.mark.parametrize("at", [KEY.encode(), ABSENT])
+async def test_where_half_of_an_answer_comes_the_call_ends_in_its_time(
+    at: bytes, slow: AsyncStateCache, proxy: FaultProxy
+) -> None:
+    half = proxy.arm("half_reply", at=at)
+    begun = monotonic()
+    with suppress(Unavailable):
+        assert await slow.get(KEY, timeout=0.4) is None
+    assert half.struck
+    assert monotonic() - begun < 10
+
+
 @every_redis
 @pytest.mark.parametrize("settings", [{"absent_ttl_s": 0.2}], indirect=True)
 async def test_what_expires_while_its_reader_asks_is_not_kept_here(

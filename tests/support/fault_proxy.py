@@ -12,6 +12,7 @@ A fault strikes once, at the first request (from now on) that holds its bytes:
     drop_reply     the server gets the request and answers; the connection ends before the answer goes on
     hold_request   the request waits for `fault.release()`, and goes on even if its sender has given it up
     hold_reply     the answer waits for `fault.release()`
+    half_reply     half of the answer goes on; the connection stays, and nothing more passes over it
     silence        the server sees the request up to the bytes; the connection stays, and nothing more passes over it
     reset          like drop_reply, with a reset instead of an orderly end
 
@@ -35,7 +36,7 @@ from typing import Literal, Self
 
 WAIT_S = 60.0
 
-Kind = Literal["drop_request", "cut", "drop_reply", "hold_request", "hold_reply", "silence", "reset"]
+Kind = Literal["drop_request", "cut", "drop_reply", "hold_request", "hold_reply", "half_reply", "silence", "reset"]
 
 
 class Fault:
@@ -312,8 +313,7 @@ class _Line:
         if fault.kind in ("cut", "silence"):
             await self._hand_on(self._to_server, data[: max(data.find(fault.at), 0)])
             if fault.kind == "silence":
-                self.silenced = True
-                self.flowing.clear()
+                self._silence()
             fault.strike()
             await self._proxy.flow(self)
             raise _Cut
@@ -325,6 +325,10 @@ class _Line:
         else:
             self._at_reply = fault
         await self._hand_on(self._to_server, data)
+
+    def _silence(self) -> None:
+        self.silenced = True
+        self.flowing.clear()
 
     def _hold(self, more: int) -> None:
         self._holds += more
@@ -340,9 +344,13 @@ class _Line:
                 fault.strike()
                 if fault.kind == "reset":
                     _set_to_reset(self._to_client)
-                if fault.kind != "hold_reply":
+                if fault.kind == "half_reply":
+                    await self._hand_on(self._to_client, data[: len(data) // 2])
+                    self._silence()
+                elif fault.kind != "hold_reply":
                     raise _Cut
-                await fault.held()
+                else:
+                    await fault.held()
             await self._hand_on(self._to_client, data)
 
     async def _hand_on(self, writer: asyncio.StreamWriter, data: bytes) -> None:

@@ -31,6 +31,7 @@ class Line:
         self.slot: Any = None
         self.hold: Any = None
         self.abandoned = False
+        self.severed = False
         self.closed = 0
 
     def let_go(self) -> None:
@@ -43,6 +44,9 @@ class Line:
     async def close(self) -> None:
         self.alive = False
         self.closed += 1
+
+    async def sever(self) -> None:
+        self.severed = True
 
     async def end(self) -> None:
         await self.close()
@@ -195,13 +199,14 @@ def test_a_request_that_was_left_unanswered_for_a_moment_says_nothing_of_other_c
     assert silent_since(now - 1) == now - 1
 
 
-async def test_closing_closes_what_is_idle_and_what_is_lent() -> None:
+async def test_closing_closes_what_is_idle_and_severs_what_is_lent() -> None:
     pool = _pool(2)
     idle, lent = await pool.take(1), await pool.take(1)
     pool.give(idle)
     await pool.close()
-    assert (idle.alive, lent.alive) == (False, False)
+    assert (idle.alive, idle.severed, lent.closed, lent.severed) == (False, False, 0, True)
     pool.give(lent)
+    assert (idle.closed, lent.closed) == (1, 1)
     with pytest.raises(UsageError, match="closed"):
         await pool.take(1)
 
@@ -247,7 +252,7 @@ async def test_a_forked_child_starts_with_an_empty_pool_and_leaves_the_parents_l
     await pool.close()
     assert (idle.closed, lent.closed) == (0, 0)
     assert (idle.abandoned, lent.abandoned) == (True, True)
-    assert [line.closed for line in own] == [1, 1]
+    assert [line.severed for line in own] == [True, True]
 
 
 async def test_a_parents_connection_is_not_taken_into_the_childs_pool() -> None:

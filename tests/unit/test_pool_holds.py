@@ -34,6 +34,9 @@ class FakeConnection:
     async def end(self) -> None:
         self.alive = False
 
+    async def sever(self) -> None:
+        self.alive = False
+
 
 class Dialed:
     """A dialer that fails when told to."""

@@ -25,6 +25,7 @@ from psycopg.pq import Escaping
 from statecache.backoff import LATE_S, Backoff
 from statecache.clock import monotonic
 from statecache.concurrency import TASKS, Concurrency
+from statecache.concurrency.bounding import shut
 from statecache.core.pool import Pool, silent_since
 from statecache.core.postgres.connection import brief, connect, milliseconds
 from statecache.errors import ConfigurationError, PostgresUnavailable
@@ -118,6 +119,10 @@ class Session:
     async def close(self) -> None:
         """Close the connection."""
         await self.connection.close()
+
+    async def sever(self) -> None:
+        """Shut the socket of a connection that another thread may be using."""
+        shut(self.connection)
 
     async def end(self) -> None:
         """Close the connection, which libpq does at once."""

@@ -345,6 +345,10 @@ class Link:
         """Close the connection without waiting for anything that is under way on it."""
         await self._line.disconnect(nowait=True)
 
+    async def sever(self) -> None:
+        """Shut the socket of a connection that another task or thread may be using."""
+        await self.io.sever(self._line)
+
     async def end(self) -> None:
         """Close an idle connection, and wait until it is closed: TLS takes leave of the other side."""
         with suppress(RedisError, OSError):

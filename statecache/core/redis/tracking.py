@@ -238,7 +238,7 @@ class TrackedConnection:
                     reads.release()
 
     async def _take(self, link: Link, seconds: float) -> bool:
-        """Take one reply or push off the connection, and return whether another one is there already.
+        """Take one reply or push off the connection; return whether one came, and more of another is there already.
 
         Nothing more is taken off a connection whose last reader was interrupted (by a signal handler that raised): what
         it had read in part may have been a push.
@@ -255,7 +255,7 @@ class TrackedConnection:
         elif message is not None:
             self._answered(link, message)
         link.in_message = False
-        return link.buffered
+        return message is not None and link.buffered
 
     async def answered(self, asked: Reading | Call, seconds: float) -> bool:
         """Wait until it is answered or lost, and return whether it is; a thread reads for itself, if nobody else does.
