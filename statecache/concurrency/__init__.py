@@ -16,7 +16,7 @@ by one `send`, and the synchronous client needs no event loop:
 
 from __future__ import annotations
 
-from statecache.concurrency.interface import Background, Batcher, Concurrency, Request, Signal, Slot, Slots
+from statecache.concurrency.interface import Background, Batcher, Beside, Concurrency, Request, Signal, Slot, Slots
 from statecache.concurrency.running import entered, iterated, run
 from statecache.concurrency.tasks import Tasks
 from statecache.concurrency.threads import Threads
@@ -29,6 +29,7 @@ __all__ = [
     "THREADS",
     "Background",
     "Batcher",
+    "Beside",
     "Concurrency",
     "Request",
     "Signal",

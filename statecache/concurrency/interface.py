@@ -15,6 +15,10 @@ Bound = AbstractAsyncContextManager[Any]
 """A block that bounds what is done in it."""
 
 
+Beside = Callable[[], Coroutine[Any, Any, None]]
+"""Something short that is done while an answer is on its way."""
+
+
 class Slot(Protocol):
     """One of a number of slots, which somebody has."""
 
@@ -158,12 +162,15 @@ class Concurrency(ABC):
         """Open a connection to Postgres; raise TimeoutError where that takes more than that many seconds."""
 
     @abstractmethod
-    async def rows(self, connection: Any, text: str, parameters: Mapping[str, Any]) -> list[list[tuple[Any, ...]]]:
-        """Run statements in one exchange with Postgres, with parameters in their text, and return the rows of each."""
+    def spelled(self, connection: Any, text: str, parameters: Mapping[str, Any]) -> bytes:
+        """Return statements with parameters in their text, as a connection to Postgres needs them."""
 
     @abstractmethod
-    async def rows_of(self, connection: Any, text: bytes) -> list[list[tuple[Any, ...]]]:
-        """Run statements that are spelled out in one exchange with Postgres, and return the rows of each."""
+    async def rows(self, connection: Any, text: bytes, beside: Beside | None) -> list[list[tuple[Any, ...]]]:
+        """Run statements that are spelled out in one exchange with Postgres, and return the rows of each.
+
+        While Postgres works, `beside` is awaited.
+        """
 
     @abstractmethod
     async def severed(self, work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:

@@ -16,7 +16,7 @@ from statecache.concurrency.batching import TaskBatcher
 from statecache.concurrency.blocking import refused
 from statecache.concurrency.bounding import TaskTimeout, task_opened, task_severed
 from statecache.concurrency.exchanging import rows_of, sent
-from statecache.concurrency.interface import Background, Concurrency, Slots
+from statecache.concurrency.interface import Background, Beside, Concurrency, Slots
 from statecache.concurrency.slots import TaskSlots
 from statecache.concurrency.sockets import (
     TaskDeadline,
@@ -102,13 +102,16 @@ class Tasks(Concurrency):
         """Open a connection to Postgres."""
         return await task_opened(lambda: psycopg.AsyncConnection.connect(url, **options), seconds)
 
-    async def rows(self, connection: Any, text: str, parameters: Mapping[str, Any]) -> list[list[tuple[Any, ...]]]:
-        """Run statements in one exchange with Postgres, with parameters in their text, and return the rows of each."""
-        return await self.rows_of(connection, psycopg.AsyncClientCursor(connection).mogrify(text, parameters).encode())
+    def spelled(self, connection: Any, text: str, parameters: Mapping[str, Any]) -> bytes:
+        """Return statements with parameters in their text."""
+        return psycopg.AsyncClientCursor(connection).mogrify(text, parameters).encode()
 
-    async def rows_of(self, connection: Any, text: bytes) -> list[list[tuple[Any, ...]]]:
+    async def rows(self, connection: Any, text: bytes, beside: Beside | None) -> list[list[tuple[Any, ...]]]:
         """Run statements that are spelled out in one exchange with Postgres, and return the rows of each."""
-        return rows_of(connection, await connection.wait(sent(connection, text)))
+        answer = sent(connection, text)
+        if beside is not None:
+            await beside()
+        return rows_of(connection, await connection.wait(answer))
 
     def dialect(self) -> Any:
         """Return redis-py's module of asynchronous connections."""

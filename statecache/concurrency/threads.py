@@ -15,7 +15,7 @@ from statecache.concurrency.batching import ThreadBatcher
 from statecache.concurrency.blocking import BlockingPostgres, BlockingRedis, passed_on, refused
 from statecache.concurrency.bounding import BoundConnection, ThreadTimeout, thread_opened
 from statecache.concurrency.exchanging import rows_of, sent
-from statecache.concurrency.interface import Background, Concurrency, Slots
+from statecache.concurrency.interface import Background, Beside, Concurrency, Slots
 from statecache.concurrency.running import run
 from statecache.concurrency.slots import ThreadSlots
 from statecache.concurrency.sockets import (
@@ -128,14 +128,17 @@ class Threads(Concurrency):
         """Open a connection to Postgres."""
         return BlockingPostgres(thread_opened(lambda: BoundConnection.connect(url, **options), seconds))
 
-    async def rows(self, connection: Any, text: str, parameters: Mapping[str, Any]) -> list[list[tuple[Any, ...]]]:
-        """Run statements in one exchange with Postgres, with parameters in their text, and return the rows of each."""
-        return await self.rows_of(connection, psycopg.ClientCursor(connection.plain).mogrify(text, parameters).encode())
+    def spelled(self, connection: Any, text: str, parameters: Mapping[str, Any]) -> bytes:
+        """Return statements with parameters in their text."""
+        return psycopg.ClientCursor(connection.plain).mogrify(text, parameters).encode()
 
-    async def rows_of(self, connection: Any, text: bytes) -> list[list[tuple[Any, ...]]]:
+    async def rows(self, connection: Any, text: bytes, beside: Beside | None) -> list[list[tuple[Any, ...]]]:
         """Run statements that are spelled out in one exchange with Postgres, and return the rows of each."""
         plain = connection.plain
-        return rows_of(plain, plain.wait(sent(plain, text)))
+        answer = sent(plain, text)
+        if beside is not None:
+            await beside()
+        return rows_of(plain, plain.wait(answer))
 
     async def severed(self, work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:  # noqa: ARG002
         """Return the result of the work: nobody cancels a thread."""

@@ -25,7 +25,7 @@ from statecache.rules.filters import Filter, Selection
 from statecache.testing.memory_history import HistoryTables
 
 if TYPE_CHECKING:
-    from statecache.concurrency import Concurrency
+    from statecache.concurrency import Beside, Concurrency
     from statecache.core.runtime import Runtime
     from statecache.keys import KeySpace
     from statecache.settings import Settings
@@ -172,7 +172,7 @@ class Tables(HistoryTables):
         return self._listed("at", asked, down=True)
 
     def _listed(self, by: str, asked: Mapping[str, Any], *, down: bool = False) -> list[Row]:
-        """Return a page of live states behind the row with the watermarks."""
+        """Return a page of live states."""
         bounds = {name: asked[name] for name in ("prefix", "after", "before", "least", "most")}
         selection = Selection(**bounds, filter=Filter.of_patterns(asked["where"], without=asked["without"]))
         found = [
@@ -181,8 +181,7 @@ class Tables(HistoryTables):
             if one.op == "set" and selection.means(one.key) and selection.filter.holds(one.record)
         ]
         found.sort(key=attrgetter(*dict.fromkeys((by, "key"))), reverse=down)
-        marks = [f"{shard} {flushed}" for shard, flushed in self._flushed.items()]
-        return [(*(None,) * 12, marks), *(one.as_state(value=asked["values"]) for one in found[: asked["limit"]])]
+        return [one.as_state(value=asked["values"]) for one in found[: asked["limit"]]]
 
     # What became of commits.
 
@@ -317,9 +316,12 @@ class MemoryPostgres(PostgresTier):
         )
 
     async def fetch_each(
-        self, names: Sequence[str], parameters: Mapping[str, Any], *, seconds: float
+        self, names: Sequence[str], parameters: Mapping[str, Any], *, seconds: float, beside: Beside | None = None
     ) -> list[list[Row]]:  # fmt: skip
-        """Return the rows of each statement."""
+        """Return the rows of each statement, as they are before `beside` is awaited."""
         if "feed_changes" in names and (runtime := self.runtime()) is not None:
             await delete_ended(runtime, range(runtime.keys.shards), seconds=seconds)
-        return [self._tables.rows(name, parameters) for name in names]
+        found = [self._tables.rows(name, parameters) for name in names]
+        if beside is not None:
+            await beside()
+        return found

@@ -101,7 +101,7 @@ async def test_a_listing_of_many_pages_is_whole(
     client: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("statecache.core.read.listing._PAGE", 7)
-    monkeypatch.setattr("statecache.core.read.listing._KEYS_PER_READ", 3)
+    monkeypatch.setattr("statecache.core.read.dirty._KEYS_PER_READ", 3)
     names = [f"runs/{number:03d}" for number in range(50)]
     for number, name in enumerate(names):
         await client.set(name, number)
@@ -239,7 +239,7 @@ async def test_what_is_in_quarantine_is_found_on_every_page(
     client: AsyncStateCache, agents: Agents, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("statecache.core.read.listing._PAGE", 7)
-    monkeypatch.setattr("statecache.core.read.listing._KEYS_PER_READ", 3)
+    monkeypatch.setattr("statecache.core.read.dirty._KEYS_PER_READ", 3)
     names = [f"runs/{number:03d}" for number in range(30)]
     for number, name in enumerate(names):
         agents.commit(name, reason="a\0b" if number % 3 else "")

@@ -192,7 +192,7 @@ async def test_a_schema_with_other_tables_of_our_names_is_refused(fresh: Setting
     assert rows(fresh, "SELECT to_regclass('{schema}.shard')") == [(None,)]
 
 
-ROWS = Tasks.rows
+ROWS, SPELLED = Tasks.rows, Tasks.spelled
 
 
 class Pooled:
@@ -222,10 +222,15 @@ class Pooled:
         pass
 
 
-async def pooled_rows(io: Tasks, connection: Pooled, text: str, parameters: Mapping[str, Any]) -> Any:
+def not_yet_spelled(io: Tasks, connection: Pooled, text: str, parameters: Mapping[str, Any]) -> Any:
+    """Return what is spelled once there is a server connection."""
+    return text, parameters
+
+
+async def pooled_rows(io: Tasks, connection: Pooled, text: Any, beside: Any) -> Any:
     """Run one message on a server connection that has no other, and return all that came."""
     async with await connection.open_one() as one:
-        return await ROWS(io, one, text, parameters)
+        return await ROWS(io, one, SPELLED(io, one, *text), beside)
 
 
 async def test_it_keeps_nothing_on_a_connection_between_transactions(
@@ -244,6 +249,7 @@ async def test_it_keeps_nothing_on_a_connection_between_transactions(
         return Pooled(open_one)
 
     monkeypatch.setattr(psycopg.AsyncConnection, "connect", pooled)
+    monkeypatch.setattr(Tasks, "spelled", not_yet_spelled)
     monkeypatch.setattr(Tasks, "rows", pooled_rows)
     assert (await migrate(fresh)).shards_opened == SHARDS
     assert await migrate(fresh) == MigrationReport()

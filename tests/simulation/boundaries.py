@@ -173,7 +173,7 @@ def _install_redis(boundaries: Boundaries) -> None:
 
 def _install_postgres(boundaries: Boundaries) -> None:
     connect = psycopg.AsyncConnection.connect.__func__  # type: ignore[attr-defined]
-    execute, rows, spelled = psycopg.AsyncConnection.execute, Tasks.rows, Tasks.rows_of
+    execute, rows = psycopg.AsyncConnection.execute, Tasks.rows
     enter, leave = psycopg.AsyncTransaction.__aenter__, psycopg.AsyncTransaction.__aexit__
 
     async def by(connection: Any, exchange: str, call: Call) -> Any:
@@ -206,24 +206,14 @@ def _install_postgres(boundaries: Boundaries) -> None:
             return await leave(transaction, kind, error, trace)
         return await by(transaction.connection, "COMMIT", lambda: leave(transaction, kind, error, trace))
 
-    async def named_by(io: Tasks, connection: Any, text: str, parameters: Any) -> Any:
-        async def inside() -> Any:
-            token = _inside.set(True)  # what it comes to is sent as `spelled_by` sends what was spelled before
-            try:
-                return await rows(io, connection, text, parameters)
-            finally:
-                _inside.reset(token)
-
-        return await by(connection, _statement.get() or boundaries.statement_of(text), inside)
-
-    async def spelled_by(io: Tasks, connection: Any, text: bytes) -> Any:
+    async def rows_by(io: Tasks, connection: Any, text: bytes, beside: Any) -> Any:
         exchange = _statement.get() or boundaries.statement_of(text)
-        return await by(connection, exchange, lambda: spelled(io, connection, text))
+        return await by(connection, exchange, lambda: rows(io, connection, text, beside))
 
     changed: Any = psycopg.AsyncConnection
     changed.connect, changed.execute = classmethod(connect_by), execute_by
     changed = Tasks
-    changed.rows, changed.rows_of = named_by, spelled_by
+    changed.rows = rows_by
     changed = psycopg.AsyncTransaction
     changed.__aenter__, changed.__aexit__ = enter_by, leave_by
     _name_statements(PostgresTier, "_run", 1)

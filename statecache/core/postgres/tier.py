@@ -36,7 +36,7 @@ from statecache.sql import CODE, statement
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn
 
-    from statecache.concurrency import Slot
+    from statecache.concurrency import Beside, Slot
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
@@ -223,9 +223,12 @@ class PostgresTier:
         return rows
 
     async def fetch_each(
-        self, names: Sequence[str], parameters: Mapping[str, Any], *, seconds: float
+        self, names: Sequence[str], parameters: Mapping[str, Any], *, seconds: float, beside: Beside | None = None
     ) -> list[list[Row]]:
-        """Return the rows of each statement, run one after the other in one exchange, as `fetch` does."""
+        """Return the rows of each statement, run one after the other in one exchange, as `fetch` does.
+
+        While Postgres works, `beside` is awaited, at most once: it must be short, and not need Postgres itself.
+        """
         end, backoff = monotonic() + seconds, Backoff(0.01, 0.25)
         telling: PostgresUnavailable | None = None
         while True:
@@ -233,7 +236,8 @@ class PostgresTier:
             try:
                 session = await self.pool.take(left)
                 try:
-                    return await self._run(session, names, parameters, max(end - monotonic(), 0.001))
+                    work, beside = beside, None
+                    return await self._run(session, names, parameters, max(end - monotonic(), 0.001), work)
                 finally:
                     self.pool.give(session)
             except PostgresUnavailable as error:
@@ -246,20 +250,23 @@ class PostgresTier:
             await self.io.sleep(backoff.take())
 
     async def _run(
-        self, session: Session, names: Sequence[str], parameters: Mapping[str, Any], seconds: float
-    ) -> list[list[Row]]:
-        work = partial(self._rows, session, names, parameters, seconds)
+        self, session: Session, names: Sequence[str], parameters: Mapping[str, Any], seconds: float,
+        beside: Beside | None = None,
+    ) -> list[list[Row]]:  # fmt: skip
+        work = partial(self._rows, session, names, parameters, seconds, beside)
         return await self.io.severed(work, session.connection)
 
     async def _rows(
-        self, session: Session, names: Sequence[str], parameters: Mapping[str, Any], seconds: float
-    ) -> list[list[Row]]:
+        self, session: Session, names: Sequence[str], parameters: Mapping[str, Any], seconds: float,
+        beside: Beside | None,
+    ) -> list[list[Row]]:  # fmt: skip
         connection = session.connection
         limit = self.io.timeout(seconds + _GRACE_S, connection)
         whole, begun = False, monotonic()
         try:
             async with limit, session:
-                (met, *_), *found = await self._found(connection, names, parameters, milliseconds(seconds))
+                text = self._spelled(connection, names, parameters, milliseconds(seconds))
+                (met, *_), *found = await self.io.rows(connection, text, beside)
                 if not self._standby_too and met[-1]:
                     raise self._standby()
             whole, session.heard_at = True, monotonic()
@@ -281,17 +288,17 @@ class PostgresTier:
                 await session.close()
         return found
 
-    async def _found(
+    def _spelled(
         self, connection: Any, names: Sequence[str], parameters: Mapping[str, Any], statement_timeout: str
-    ) -> list[list[Row]]:
-        """Return the rows of what bounds the statements, and of each of them."""
+    ) -> bytes:
+        """Return what bounds the statements, and each of them, spelled out."""
         schema = self._settings.postgres_schema
         if _LOOKING.issuperset(names):
             texts = {name: array_text(values) for name, values in parameters.items()}
             texts["statement"] = statement_timeout
-            return await self.io.rows_of(connection, spelled_look(connection.pgconn, tuple(names), schema, texts))
+            return spelled_look(connection.pgconn, tuple(names), schema, texts)
         text = ";\n".join(statement(name, schema) for name in ("read_limits", *names))
-        return await self.io.rows(connection, text, {**parameters, "statement": statement_timeout})
+        return self.io.spelled(connection, text, {**parameters, "statement": statement_timeout})
 
     def misfit(self, error: psycopg.Error, hint: str, *, worked: bool) -> PostgresUnavailable | ConfigurationError:
         """Return the error for a statement that the schema, or a right there, does not fit.

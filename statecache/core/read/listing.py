@@ -1,12 +1,13 @@
 """Listing by prefix: what Postgres holds, overlaid with what is dirty in Redis.
 
-The dirty keys are read first and Postgres after them, so a key that is flushed in between is seen at least once; of
-two sights of one key the higher version counts. A listing is not a snapshot: it shows each key as of some moment
-between the call and the end of the iteration.
+The dirty keys are read before Postgres, so a key that is flushed in between is seen at least once; of two sights of one
+key the higher version counts. A listing is not a snapshot: it shows each key as of some moment between the call and the
+end of the iteration. The first page is asked for before the dirty keys are, which are read while Postgres works. It
+counts where Postgres held all by then that was flushed when they were read; else it is read again.
 
 A Postgres that was put back to what it held before lacks what Redis takes for flushed, until a worker has flushed it
-again. So each page comes with the watermarks of the same moment, and where one is lower than what Redis has of it, what
-was written beyond that one counts as dirty too: Redis keeps its keys as long as its entries.
+again. So each page comes with the watermarks, read just before it, and where one is lower than what Redis has of it,
+what was written beyond that one counts as dirty too: Redis keeps its keys as long as its entries.
 
 Where a shard's gate is closed, Postgres alone is believed, and only where it holds no less than Redis does, unless the
 setting `stale_reads` accepts that. No state is listed that is older than one that this process has seen: such a one is
@@ -23,51 +24,44 @@ for such a state, and may hold it for a while; once it does not, the record says
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
-from redis.exceptions import ResponseError
 
-from statecache.backoff import Backoff
 from statecache.clock import monotonic
-from statecache.core.parts import in_parts
+from statecache.core.read.dirty import Dirty, Look
 from statecache.core.read.listed import STATEMENTS, Listed, Overlay, Sight
-from statecache.errors import ForeignData, InvalidKey
+from statecache.errors import InvalidKey, PostgresUnavailable, RedisUnavailable
 from statecache.keys import checked_prefix_of_list
-from statecache.lua import script
 from statecache.model import Record
-from statecache.records import FIELDS, absence, record_of, record_of_row, text_of
-from statecache.redis_errors import refusal
+from statecache.records import record_of_row, text_of
 from statecache.rules.filters import Selection
 
 if TYPE_CHECKING:
+    from statecache.concurrency import Beside
     from statecache.core.postgres.tier import PostgresTier
     from statecache.core.read.reader import Reader
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
     from statecache.near import Near
-    from statecache.resp import Command
     from statecache.settings import Settings
 
-_GATE_S = 0.5
-"""How long a gate that was found closed is waited for at most, in seconds."""
+_BESIDE_S = 0.2
+"""How long the first look at what is dirty is waited for, in seconds: a connection to Postgres is lent meanwhile."""
 _PAGE = 500
-_PAGE_MIN = 20
+_PAGE_MIN = 5
 """How many rows are read at once at most, and at least, however few are wanted."""
 _DIRTY_MIN = 200
 """How many dirty states are read at once at least, for more of them cost another look at all shards."""
-_KEYS_PER_READ = 200
-_SHARDS_PER_SCRIPT = 16
-_FLUSHED = 5
-"""The index of a shard's watermark in the answer of the script `heads`."""
+_Page = tuple[list[tuple[Any, ...]], dict[int, int]]
+"""Rows, and the watermarks of Postgres."""
 _BEFORE_ALL = {False: ("", ""), True: ("~", "")}
 """The age before every other one, by whether the newest come first."""
 _UPDATED_AT = 11
 """The index of the time of the change in a row."""
-_VALUE = FIELDS.index("value")
-_LIGHT = tuple(name for name in FIELDS if name != "value")
 
 
 class Listing:
@@ -77,12 +71,12 @@ class Listing:
         self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, *, near: Near,
         reader: Reader,
     ) -> None:  # fmt: skip
-        self._fence, self._stale_reads = settings.fence, settings.stale_reads
         self._keys = keys
-        self._redis = redis
+        self._clock = redis.clock
         self._postgres = postgres
         self._near = near
         self._reader = reader
+        self._dirty = Dirty(settings, keys, redis, postgres, near=near, reader=reader)
 
     async def records(self, listed: Listed, *, seconds: float) -> AsyncIterator[Record]:
         """Yield the records in that order; `seconds` bounds each exchange with a server."""
@@ -115,12 +109,10 @@ class Listing:
         Where something is on its way there, that may be the delete of all that was there: one state is looked for.
         """
         moving, found, shards = set[str](), set[str](), range(self._keys.shards)
-        replies = await self._redis.read(self._dirty_commands(shards, {}), seconds=seconds)
-        for _, keys in self._dirty_keys(shards, replies, b""):
-            moving |= {key.partition("/")[0] for key in keys if "/" in key}
+        moving |= {key.partition("/")[0] for key in await self._dirty.names(shards, seconds=seconds) if "/" in key}
         selection = Selection(prefix="")
         while True:
-            rows, _ = await self._page(Listed(selection=selection, values=False), 1, seconds)
+            rows, _ = await self._page(Listed(selection=selection, values=False), (), 1, seconds)
             if not rows:
                 break
             found.add(namespace := rows[0][0].partition("/")[0])
@@ -134,131 +126,11 @@ class Listing:
             found = found - {namespace} | live
         return sorted(found)
 
-    async def _dirty(
-        self, listed: Listed, shards: Sequence[int], seconds: float, watermarks: Mapping[int, int] | None = None,
-        most: int | None = None,
-    ) -> Overlay:  # fmt: skip
-        """Return the selected states that Postgres may not have yet, tombstones too, of the open shards.
-
-        `watermarks` are given for a Postgres that went back: they count where they are lower than what Redis has of
-        them. Of more than `most` the first ones are returned, in the order of their keys.
-
-        A closed gate is left a moment to open; one behind which there is more than Postgres holds, all of the time.
-        """
-        end, backoff = monotonic() + seconds, Backoff(0.005, 0.1)
-        patient_until = monotonic() + min(_GATE_S, seconds / 4)
-        went_back = {} if watermarks is None else {shard: watermarks.get(shard, 0) for shard in shards}
-        commands, start = self._dirty_commands(shards, went_back), listed.selection.prefix.encode()
-        while True:
-            opened, replies = await self._read(shards, commands, max(end - monotonic(), 0.001))
-            found, behind = list[str](), list[str]()
-            for shard, keys in self._dirty_keys(shards, replies, start):
-                (found if shard in opened else behind).extend(filter(listed.selection.means, keys))
-            closed, missed = set(shards) - opened.keys(), None
-            settled = not closed or monotonic() >= patient_until
-            if closed and settled:
-                missed = await self._missed(listed.selection, closed, behind, seconds)
-            if missed is not None:
-                await self._reader.primary(missed, end=end)
-            elif settled:
-                first, up_to = _first(found, most, down=listed.down)
-                held, shut = await self._held(first, seconds, values=listed.reads_values)
-                if not shut:  # the gate of none of them has closed meanwhile
-                    told = {shard: min(flushed, went_back.get(shard, flushed)) for shard, flushed in opened.items()}
-                    return Overlay(held, told, up_to)
-            await self._redis.io.sleep(backoff.take())
-
-    def _dirty_commands(self, shards: Sequence[int], went_back: Mapping[int, int]) -> list[Command]:
-        """Return what asks which keys are dirty: a few shards in each command, during which nobody else is served."""
-        names, text, commands = self._keys, script("dirty").text, list[Any]()
-        for some in in_parts(shards, _SHARDS_PER_SCRIPT):
-            keys = [name for shard in some for name in (names.meta(shard), names.unflushed(shard))]
-            commands.append(("EVAL", text, len(keys), *keys, *(went_back.get(shard, "") for shard in some)))
-        return commands
-
-    def _dirty_keys(
-        self, shards: Sequence[int], replies: Sequence[Any], start: bytes
-    ) -> Iterator[tuple[int, list[str]]]:
-        """Yield for each shard its dirty keys that begin with `start`."""
-        for some, reply in zip(in_parts(shards, _SHARDS_PER_SCRIPT), replies, strict=True):
-            for shard, names in zip(some, [reply] * len(some) if isinstance(reply, Exception) else reply, strict=True):
-                yield shard, _keys_in(names, self._keys.unflushed(shard), start)
-
-    async def _missed(
-        self, selection: Selection, closed: set[int], behind: Sequence[str], seconds: float
-    ) -> str | None:
-        """Return a key of a closed shard of which this process, or Redis, has a newer state than Postgres; or None."""
-        seen = filter(selection.means, self._near.known_under(selection.prefix))
-        known = [key for key in seen if self._keys.shard(key) in closed]
-        places = await self._places(behind, seconds)
-        wanted = [*dict.fromkeys([*known, *places])]
-        for at in range(0, len(wanted), _PAGE):
-            some = wanted[at : at + _PAGE]
-            rows = await self._postgres.fetch("states", {"keys": some}, seconds=seconds)
-            held = {record.key: record for record, _ in map(record_of_row, rows)}
-            for key in some:
-                record = held.get(key) or absence(key, self._near.epoch_of(key))
-                place = (record.epoch, record.version)
-                if place < places.get(key, place) or not self._near.seen(key, place):
-                    return key
-        return None
-
-    async def _places(self, keys: Sequence[str], seconds: float) -> dict[str, tuple[int, int]]:
-        """Return epoch and version of those of the states that Redis holds, believed or not."""
-        places: dict[str, tuple[int, int]] = {}
-        for at in range(0, len(keys), _KEYS_PER_READ):
-            some = keys[at : at + _KEYS_PER_READ]
-            reads = [("HMGET", self._keys.state(key), "epoch", "version") for key in some]
-            for key, reply in zip(some, await self._redis.read(reads, seconds=seconds), strict=True):
-                if isinstance(reply, Exception):
-                    raise refusal(reply, self._keys.state(key)) from reply
-                if None not in reply:
-                    places[key] = (int(reply[0]), int(reply[1]))
-        return places
-
-    async def _read(
-        self, shards: Sequence[int], commands: Sequence[Command], seconds: float
-    ) -> tuple[dict[int, int], list[Any]]:
-        """Return which of the shards are open on the server, with their watermarks, and the replies to the commands."""
-        metas = [self._keys.meta(shard) for shard in shards]
-        try:
-            answer, *replies = await self._redis.read_script(
-                "heads", metas, [self._fence], behind=commands, seconds=seconds
-            )
-        except ResponseError as error:
-            raise refusal(error, metas[0]) from error
-        server, _, *heads = answer
-        opened = {
-            shard: int(head[_FLUSHED] or 0) if isinstance(head, list) else 0
-            for shard, head in zip(shards, heads, strict=True)
-            if self._stale_reads or (isinstance(head, list) and head[0] and head[1] == server)
-        }
-        return opened, replies
-
-    async def _held(self, keys: Sequence[str], seconds: float, *, values: bool) -> tuple[dict[str, Record], set[int]]:
-        """Return what Redis holds of the keys whose shards are open, and which of their shards are not."""
-        held, closed = dict[str, Record](), set[int]()
-        for at in range(0, len(keys), _KEYS_PER_READ):
-            some = keys[at : at + _KEYS_PER_READ]
-            shards = {*map(self._keys.shard, some)}
-            reads = [("HMGET", self._keys.state(key), *(FIELDS if values else _LIGHT)) for key in some]
-            opened, replies = await self._read(sorted(shards), reads, seconds)
-            closed |= shards - opened.keys()
-            for key, reply in zip(some, replies, strict=True):
-                if isinstance(reply, Exception):
-                    raise refusal(reply, self._keys.state(key)) from reply
-                if not values:
-                    reply.insert(_VALUE, None if all(part is None for part in reply) else b"")
-                record = record_of(self._keys.state(key), key, reply) if self._keys.shard(key) in opened else None
-                if record is not None:
-                    held[key] = record
-        return held, closed
-
     async def _seen(self, sight: Sight, seconds: float) -> Sight:
         """Return the sight as it is now, or a newer one where this process has seen a newer state."""
         record = sight.record
         if self._near.seen(record.key, (record.epoch, record.version)):
-            lived = self._redis.clock.lived(record)
+            lived = self._clock.lived(record)
             return sight if lived is record else replace(sight, record=lived)
         return Sight(await self._reader.primary(record.key, end=monotonic() + seconds))
 
@@ -269,7 +141,7 @@ class Listing:
         stored = {record.key: record for record, _ in map(record_of_row, rows)}
         found = {key: _newer(record, dirty.get(key, record)) for key, record in stored.items()}
         parked = [key for key, record in found.items() if record.op == "quarantined"]
-        held, _ = await self._held(parked, seconds, values=values)
+        held, _ = await self._dirty.held(parked, seconds, values=values)
         sights = {key: Sight(record, stored=record.change_id == stored[key].change_id) for key, record in found.items()}
         for key in parked:
             newest = _newer(held.get(key, found[key]), found[key])
@@ -281,25 +153,55 @@ class Listing:
         page = _PAGE if listed.limit is None else min(_PAGE, max(listed.limit, _PAGE_MIN))
         rest: Listed | None = listed
         while rest is not None:
-            overlay = await self._dirty(rest, shards, seconds, most=max(page, _DIRTY_MIN))
+            first, looked = await self._at_once(rest, shards, page, seconds)
+            overlay = await self._dirty.overlay(rest, shards, seconds, most=max(page, _DIRTY_MIN), looked=looked)
             selection, up_to = rest.selection, overlay.up_to
             part = selection if up_to is None else selection.up_to(up_to, down=listed.down)
-            async for sight in self._merged(replace(rest, selection=part), overlay, shards, page, seconds):
+            first = first if up_to is None else None
+            async for sight in self._merged(replace(rest, selection=part), overlay, shards, page, seconds, first):
                 yield sight
             beyond = None if up_to is None else selection.beyond(up_to, down=listed.down)
             rest = None if beyond is None else replace(rest, selection=beyond)
 
+    async def _at_once(
+        self, listed: Listed, shards: Sequence[int], most: int | None, seconds: float
+    ) -> tuple[_Page | None, Look | None]:
+        """Return a page, and a first look at what is dirty, had while Postgres worked; None for what did not come.
+
+        Behind a closed gate Postgres is believed as it is after the look, so then no page is returned.
+        """
+        looked = list[Look]()
+
+        async def look() -> None:
+            with suppress(RedisUnavailable):
+                looked.append(await self._dirty.look(shards, min(seconds, _BESIDE_S)))
+
+        try:
+            page = await self._page(listed, shards, most, seconds, beside=look)
+        except PostgresUnavailable:
+            if not looked:  # where Redis is away too, that is what is told
+                await self._dirty.look(shards, min(seconds, _BESIDE_S))
+            raise
+        if not looked:
+            return None, None
+        return page if len(looked[0].opened) == len(shards) else None, looked[0]
+
     async def _merged(
-        self, listed: Listed, overlay: Overlay, shards: Sequence[int], page: int, seconds: float
+        self, listed: Listed, overlay: Overlay, shards: Sequence[int], page: int, seconds: float, first: _Page | None
     ) -> AsyncIterator[Sight]:
-        """Yield the sights of Postgres' rows merged with the dirty states, by key; pages grow from `page` rows."""
+        """Yield the sights of Postgres' rows merged with the dirty states, by key; pages grow from `page` rows.
+
+        `first` is a page that was asked for before the overlay was.
+        """
         down, more = listed.down, True
         waiting = sorted(overlay.records, reverse=not down)
         while more:
-            rows, watermarks = await self._page(listed, page, seconds)
+            if first is None or overlay.lacking(first[1]):
+                first = await self._page(listed, shards, page, seconds)
+            (rows, watermarks), first = first, None
             more, page = len(rows) == page, min(page * 4, _PAGE)
             if overlay.lacking(watermarks):
-                overlay = await self._dirty(listed, shards, seconds, watermarks)
+                overlay = await self._dirty.overlay(listed, shards, seconds, watermarks)
                 waiting = sorted(overlay.records, reverse=not down)
             sights = await self._overlaid(rows, overlay.records, seconds, values=listed.reads_values)
             for key, sight in sights.items():
@@ -319,12 +221,16 @@ class Listing:
         A row that was not asked for comes behind the last one: what does not, is certain. What has changed since it
         was given, or would come before that, is not given again.
         """
-        overlay, wanted = await self._dirty(listed, shards, seconds), listed.limit
+        wanted = listed.limit
+        first, looked = await self._at_once(listed, shards, wanted, seconds)
+        overlay = await self._dirty.overlay(listed, shards, seconds, looked=looked)
         given, reached = set[str](), _BEFORE_ALL[listed.down]
         while True:
-            rows, watermarks = await self._page(listed, wanted, seconds)
+            if first is None:
+                first = await self._page(listed, shards, wanted, seconds)
+            (rows, watermarks), first = first, None
             if overlay.lacking(watermarks):
-                overlay = await self._dirty(listed, shards, seconds, watermarks)
+                overlay = await self._dirty.overlay(listed, shards, seconds, watermarks)
                 continue
             sights = await self._overlaid(rows, overlay.records, seconds, values=listed.reads_values)
             found = {key: Sight(record) for key, record in overlay.records.items()} | sights
@@ -343,37 +249,19 @@ class Listing:
             wanted *= 2
 
     async def _page(
-        self, listed: Listed, most: int | None, seconds: float
-    ) -> tuple[list[tuple[Any, ...]], dict[int, int]]:
-        """Return a page of rows, and the watermark of every shard at the moment of that page."""
-        selection = listed.selection
-        asked = {"prefix": selection.prefix, "values": listed.values, "limit": most, **selection.bounds()}
-        (*_, watermarks), *rows = await self._postgres.fetch(STATEMENTS[listed.order], asked, seconds=seconds)
-        return rows, {int(shard): int(flushed) for shard, flushed in (one.split() for one in watermarks)}
-
-
-def _keys_in(reply: Any, redis_key: str, start: bytes) -> list[str]:
-    """Return the dirty keys of one shard that begin with `start`."""
-    if isinstance(reply, bytes):
-        reply = ResponseError(reply.decode("utf-8", "replace"))
-    if isinstance(reply, Exception):
-        raise refusal(reply, redis_key) from reply
-    try:
-        return [name.decode() for name in reply if name.startswith(start)]
-    except UnicodeDecodeError as error:
-        raise ForeignData(redis_key, reason=f"it holds a member that is not UTF-8: {error.reason}") from None
+        self, listed: Listed, shards: Sequence[int], most: int | None, seconds: float, *, beside: Beside | None = None
+    ) -> _Page:
+        """Return a page of rows, and the watermarks of the shards, read just before it: it holds no less."""
+        asked = {"prefix": listed.selection.prefix, "values": listed.values, "limit": most, "shards": [*shards]}
+        names = "watermarks", STATEMENTS[listed.order]
+        watermarks, rows = await self._postgres.fetch_each(
+            names, asked | listed.selection.bounds(), seconds=seconds, beside=beside
+        )
+        return rows, {shard: flushed for shard, _, flushed in watermarks}
 
 
 def _newer(one: Record, other: Record) -> Record:
     return one if (one.epoch, one.version) >= (other.epoch, other.version) else other
-
-
-def _first(keys: list[str], most: int | None, *, down: bool) -> tuple[list[str], str | None]:
-    """Return the keys, or the first of them and the last one of these where there are more than `most`."""
-    if most is None or len(keys) <= most:
-        return keys, None
-    first = sorted(keys, reverse=down)[:most]
-    return first, first[-1]
 
 
 def _is_behind(one: tuple[str, str], other: tuple[str, str], *, down: bool) -> bool:

@@ -204,13 +204,16 @@ class RedisTier:
         )
 
     async def read_script(
-        self, name: str, keys: Sequence[str], args: Sequence[Any], *, behind: Sequence[Command] = (), seconds: float
-    ) -> list[Any]:
+        self, name: str, keys: Sequence[str], args: Sequence[Any], *, behind: Sequence[Command] = (), seconds: float,
+        again: bool = True,
+    ) -> list[Any]:  # fmt: skip
         """Run a script that changes nothing and the commands in `behind`, and return its reply and theirs in one list.
 
-        It is run again after a fault, and on another connection where the server is not the primary; another error
-        reply of the script is raised as redis-py's error.
+        It is run again after a fault, and on another connection where the server is not the primary, unless `again` is
+        False; another error reply of the script is raised as redis-py's error.
         """
+        if not again:
+            return await self._scripts_once(name, [(keys, args)], behind, seconds)
         return await self._again(lambda left: self._scripts_once(name, [(keys, args)], behind, left), seconds)
 
     async def read_scripts(

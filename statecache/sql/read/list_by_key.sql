@@ -1,19 +1,11 @@
--- Gives a page of live states within bounds, by key, those of which quarantine holds the newest change too; before
--- them one row without a key, in whose last column stand the numbers and watermarks of all shards at that moment.
--- Values are compared with the patterns of `where`, and given only where `values` asks for them.
-SELECT * FROM (
-    SELECT NULL AS key, NULL AS op, NULL AS value, NULL AS version, NULL AS epoch, NULL AS n, NULL AS change_id,
-           NULL AS parent_change_id, NULL AS encoding, NULL AS schema, NULL AS writer, NULL AS updated_at,
-           ARRAY(SELECT format('%%s %%s', shard, flushed) FROM {schema}.shard) AS recent
-    UNION ALL
-    (SELECT key, op, CASE WHEN %(values)s::boolean THEN value ELSE ''::bytea END, version, epoch, n, change_id,
-            parent_change_id, encoding, schema, writer, updated_at, ARRAY[]::text[]
-     FROM {schema}.state
-     WHERE key > %(after)s AND key >= %(least)s AND key < %(before)s AND key <= %(most)s
-           AND op IN ('set', 'quarantined')
-           AND schema <> ALL (%(without)s::text[])
-           AND (cardinality(%(where)s::jsonb[]) = 0 OR op = 'quarantined'
-                OR {schema}.json_or_null(value, encoding) @> ALL (%(where)s::jsonb[]))
-     ORDER BY key LIMIT %(limit)s)
-) AS page
-ORDER BY key COLLATE "C" NULLS FIRST
+-- Gives a page of live states within bounds, by key, those of which quarantine holds the newest change too. Values are
+-- compared with the patterns of `where`, and given only where `values` asks for them.
+SELECT key, op, CASE WHEN %(values)s::boolean THEN value ELSE ''::bytea END, version, epoch, n, change_id,
+       parent_change_id, encoding, schema, writer, updated_at, ARRAY[]::text[]
+FROM {schema}.state
+WHERE key > %(after)s AND key >= %(least)s AND key < %(before)s AND key <= %(most)s
+      AND op IN ('set', 'quarantined')
+      AND schema <> ALL (%(without)s::text[])
+      AND (cardinality(%(where)s::jsonb[]) = 0 OR op = 'quarantined'
+           OR {schema}.json_or_null(value, encoding) @> ALL (%(where)s::jsonb[]))
+ORDER BY key LIMIT %(limit)s

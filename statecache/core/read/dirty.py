@@ -1,0 +1,214 @@
+"""What is dirty in Redis: states that Postgres may not have yet, as far as a listing means them.
+
+A look is one exchange: which of the shards are open, how far each is flushed, and which keys are dirty. Behind it, what
+Redis holds of these is read, of shards that are open still. Behind a closed gate nothing dirty is believed: what this
+process has seen of such a shard, or Redis holds, must be in Postgres, unless the setting `stale_reads` accepts less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from redis.exceptions import ResponseError
+
+from statecache.backoff import Backoff
+from statecache.clock import monotonic
+from statecache.core.parts import in_parts
+from statecache.core.read.listed import Listed, Overlay
+from statecache.errors import ForeignData
+from statecache.lua import script
+from statecache.model import Record
+from statecache.records import FIELDS, absence, record_of, record_of_row
+from statecache.redis_errors import refusal
+from statecache.rules.filters import Selection
+
+if TYPE_CHECKING:
+    from statecache.core.postgres.tier import PostgresTier
+    from statecache.core.read.reader import Reader
+    from statecache.core.redis.tier import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.near import Near
+    from statecache.resp import Command
+    from statecache.settings import Settings
+
+_GATE_S = 0.5
+"""How long a gate that was found closed is waited for at most, in seconds."""
+_ROWS_PER_READ = 500
+_KEYS_PER_READ = 200
+_SHARDS_PER_SCRIPT = 16
+_FLUSHED = 5
+"""The index of a shard's watermark in the answer of the script `heads`."""
+_VALUE = FIELDS.index("value")
+_LIGHT = tuple(name for name in FIELDS if name != "value")
+
+
+class Look(NamedTuple):
+    """Which of the shards were open, with their watermarks, and the replies to what was asked for beside."""
+
+    opened: dict[int, int]
+    replies: list[Any]
+
+
+class Dirty:
+    """What Redis holds that Postgres may not have."""
+
+    def __init__(
+        self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, *, near: Near,
+        reader: Reader,
+    ) -> None:  # fmt: skip
+        self._fence, self._stale_reads = settings.fence, settings.stale_reads
+        self._keys = keys
+        self._redis = redis
+        self._postgres = postgres
+        self._near = near
+        self._reader = reader
+
+    async def look(self, shards: Sequence[int], seconds: float) -> Look:
+        """Look once which keys of the shards are dirty; a fault is raised as RedisUnavailable."""
+        return await self._read(shards, self._commands(shards, {}), seconds, again=False)
+
+    async def names(self, shards: Sequence[int], *, seconds: float) -> list[str]:
+        """Return the dirty keys of the shards."""
+        replies = await self._redis.read(self._commands(shards, {}), seconds=seconds)
+        return [key for _, keys in self._names(shards, replies, b"") for key in keys]
+
+    async def overlay(
+        self, listed: Listed, shards: Sequence[int], seconds: float, watermarks: Mapping[int, int] | None = None,
+        most: int | None = None, looked: Look | None = None,
+    ) -> Overlay:  # fmt: skip
+        """Return the selected states that Postgres may not have yet, tombstones too, of the open shards.
+
+        `watermarks` are given for a Postgres that went back: they count where they are lower than what Redis has of
+        them. Of more than `most` the first ones are returned, in the order of their keys. `looked` is a look that was
+        had already.
+
+        A closed gate is left a moment to open; one behind which there is more than Postgres holds, all of the time.
+        """
+        end, backoff = monotonic() + seconds, Backoff(0.005, 0.1)
+        patient_until = monotonic() + min(_GATE_S, seconds / 4)
+        went_back = {} if watermarks is None else {shard: watermarks.get(shard, 0) for shard in shards}
+        commands, start = self._commands(shards, went_back), listed.selection.prefix.encode()
+        while True:
+            opened, replies = looked or await self._read(shards, commands, max(end - monotonic(), 0.001))
+            looked = None
+            found, behind = list[str](), list[str]()
+            for shard, keys in self._names(shards, replies, start):
+                (found if shard in opened else behind).extend(filter(listed.selection.means, keys))
+            closed, missed = set(shards) - opened.keys(), None
+            settled = not closed or monotonic() >= patient_until
+            if closed and settled:
+                missed = await self._missed(listed.selection, closed, behind, seconds)
+            if missed is not None:
+                await self._reader.primary(missed, end=end)
+            elif settled:
+                first, up_to = _first(found, most, down=listed.down)
+                held, shut = await self.held(first, seconds, values=listed.reads_values)
+                if not shut:  # the gate of none of them has closed meanwhile
+                    told = {shard: min(flushed, went_back.get(shard, flushed)) for shard, flushed in opened.items()}
+                    return Overlay(held, told, up_to)
+            await self._redis.io.sleep(backoff.take())
+
+    async def held(self, keys: Sequence[str], seconds: float, *, values: bool) -> tuple[dict[str, Record], set[int]]:
+        """Return what Redis holds of the keys whose shards are open, and which of their shards are not."""
+        held, closed = dict[str, Record](), set[int]()
+        for at in range(0, len(keys), _KEYS_PER_READ):
+            some = keys[at : at + _KEYS_PER_READ]
+            shards = {*map(self._keys.shard, some)}
+            reads = [("HMGET", self._keys.state(key), *(FIELDS if values else _LIGHT)) for key in some]
+            opened, replies = await self._read(sorted(shards), reads, seconds)
+            closed |= shards - opened.keys()
+            for key, reply in zip(some, replies, strict=True):
+                if isinstance(reply, Exception):
+                    raise refusal(reply, self._keys.state(key)) from reply
+                if not values:
+                    reply.insert(_VALUE, None if all(part is None for part in reply) else b"")
+                record = record_of(self._keys.state(key), key, reply) if self._keys.shard(key) in opened else None
+                if record is not None:
+                    held[key] = record
+        return held, closed
+
+    def _commands(self, shards: Sequence[int], went_back: Mapping[int, int]) -> list[Command]:
+        """Return what asks which keys are dirty: a few shards in each command, during which nobody else is served."""
+        names, text, commands = self._keys, script("dirty").text, list[Any]()
+        for some in in_parts(shards, _SHARDS_PER_SCRIPT):
+            keys = [name for shard in some for name in (names.meta(shard), names.unflushed(shard))]
+            commands.append(("EVAL", text, len(keys), *keys, *(went_back.get(shard, "") for shard in some)))
+        return commands
+
+    def _names(self, shards: Sequence[int], replies: Sequence[Any], start: bytes) -> Iterator[tuple[int, list[str]]]:
+        """Yield for each shard its dirty keys that begin with `start`."""
+        for some, reply in zip(in_parts(shards, _SHARDS_PER_SCRIPT), replies, strict=True):
+            for shard, names in zip(some, [reply] * len(some) if isinstance(reply, Exception) else reply, strict=True):
+                yield shard, _keys_in(names, self._keys.unflushed(shard), start)
+
+    async def _missed(
+        self, selection: Selection, closed: set[int], behind: Sequence[str], seconds: float
+    ) -> str | None:
+        """Return a key of a closed shard of which this process, or Redis, has a newer state than Postgres; or None."""
+        seen = filter(selection.means, self._near.known_under(selection.prefix))
+        known = [key for key in seen if self._keys.shard(key) in closed]
+        places = await self._places(behind, seconds)
+        wanted = [*dict.fromkeys([*known, *places])]
+        for at in range(0, len(wanted), _ROWS_PER_READ):
+            some = wanted[at : at + _ROWS_PER_READ]
+            rows = await self._postgres.fetch("states", {"keys": some}, seconds=seconds)
+            held = {record.key: record for record, _ in map(record_of_row, rows)}
+            for key in some:
+                record = held.get(key) or absence(key, self._near.epoch_of(key))
+                place = (record.epoch, record.version)
+                if place < places.get(key, place) or not self._near.seen(key, place):
+                    return key
+        return None
+
+    async def _places(self, keys: Sequence[str], seconds: float) -> dict[str, tuple[int, int]]:
+        """Return epoch and version of those of the states that Redis holds, believed or not."""
+        places: dict[str, tuple[int, int]] = {}
+        for at in range(0, len(keys), _KEYS_PER_READ):
+            some = keys[at : at + _KEYS_PER_READ]
+            reads = [("HMGET", self._keys.state(key), "epoch", "version") for key in some]
+            for key, reply in zip(some, await self._redis.read(reads, seconds=seconds), strict=True):
+                if isinstance(reply, Exception):
+                    raise refusal(reply, self._keys.state(key)) from reply
+                if None not in reply:
+                    places[key] = (int(reply[0]), int(reply[1]))
+        return places
+
+    async def _read(
+        self, shards: Sequence[int], commands: Sequence[Command], seconds: float, *, again: bool = True
+    ) -> Look:
+        """Return which of the shards are open on the server, with their watermarks, and the replies to the commands."""
+        metas = [self._keys.meta(shard) for shard in shards]
+        try:
+            answer, *replies = await self._redis.read_script(
+                "heads", metas, [self._fence], behind=commands, seconds=seconds, again=again
+            )
+        except ResponseError as error:
+            raise refusal(error, metas[0]) from error
+        server, _, *heads = answer
+        opened = {
+            shard: int(head[_FLUSHED] or 0) if isinstance(head, list) else 0
+            for shard, head in zip(shards, heads, strict=True)
+            if self._stale_reads or (isinstance(head, list) and head[0] and head[1] == server)
+        }
+        return Look(opened, replies)
+
+
+def _keys_in(reply: Any, redis_key: str, start: bytes) -> list[str]:
+    """Return the dirty keys of one shard that begin with `start`."""
+    if isinstance(reply, bytes):
+        reply = ResponseError(reply.decode("utf-8", "replace"))
+    if isinstance(reply, Exception):
+        raise refusal(reply, redis_key) from reply
+    try:
+        return [name.decode() for name in reply if name.startswith(start)]
+    except UnicodeDecodeError as error:
+        raise ForeignData(redis_key, reason=f"it holds a member that is not UTF-8: {error.reason}") from None
+
+
+def _first(keys: list[str], most: int | None, *, down: bool) -> tuple[list[str], str | None]:
+    """Return the keys, or the first of them and the last one of these where there are more than `most`."""
+    if most is None or len(keys) <= most:
+        return keys, None
+    first = sorted(keys, reverse=down)[:most]
+    return first, first[-1]

@@ -1,0 +1,132 @@
+"""The first page of a listing is read before what is dirty: it counts only where nothing was flushed in between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from statecache import AsyncStateCache, Settings
+from statecache.clock import monotonic
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import flush
+from tests.fixtures.servers import MakeSettings
+from tests.support.fault_proxy import FaultProxy
+
+NAMES = [f"runs/{number}" for number in range(4)]
+ORDERS: list[Any] = ["key", "-key", "newest", "oldest"]
+
+
+@pytest.fixture
+async def other(settings: Settings) -> AsyncIterator[AsyncStateCache]:
+    """Another client."""
+    async with AsyncStateCache(settings=settings) as client:
+        yield client
+
+
+def _meanwhile(cache: AsyncStateCache, what: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have something done after Postgres has answered for the first time, and before what is dirty is read."""
+    postgres = cache._runtime.postgres
+    fetch = postgres.fetch_each
+
+    async def first(*given: Any, beside: Any = None, **more: Any) -> Any:
+        rows = await fetch(*given, **more)
+        if beside is not None:
+            monkeypatch.setattr(postgres, "fetch_each", fetch)
+            await what()
+            await beside()
+        return rows
+
+    monkeypatch.setattr(postgres, "fetch_each", first)
+
+
+async def _forgotten(name: str, worker: Worker, redis_raw: Any, keys: KeySpace) -> None:
+    """Flush a state, and have Redis lose what it knows of it, as once its entries have left and it was evicted."""
+    await flush(worker)
+    redis_raw.zrem(keys.unflushed(keys.shard(name)), name)
+    redis_raw.unlink(keys.state(name))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("what", ["create", "set", "delete"])
+async def test_what_was_flushed_and_left_redis_in_between_is_listed_as_it_is(
+    what: str, order: Any, cache: AsyncStateCache, other: AsyncStateCache, worker: Worker, redis_raw: Any,
+    keys: KeySpace, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    await other.set_many(dict.fromkeys(NAMES, 1))
+    await flush(worker)
+    name = "runs/5" if what == "create" else NAMES[2]
+
+    async def meanwhile() -> None:
+        await (other.delete(name) if what == "delete" else other.set(name, 2))
+        await _forgotten(name, worker, redis_raw, keys)
+
+    _meanwhile(cache, meanwhile, monkeypatch)
+    found = {state.key: state.value async for state in cache.list("runs/", order=order, limit=10)}
+    wanted = dict.fromkeys(NAMES, 1) | {name: 2}
+    if what == "delete":
+        del wanted[name]
+    assert found == wanted
+
+
+@pytest.mark.parametrize("order", ORDERS)
+async def test_what_was_written_in_between_is_listed(
+    order: Any, cache: AsyncStateCache, other: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await other.set_many(dict.fromkeys(NAMES, 1))
+    await flush(worker)
+
+    async def meanwhile() -> None:
+        await other.set("runs/5", 2)
+        await other.delete(NAMES[0])
+
+    _meanwhile(cache, meanwhile, monkeypatch)
+    found = {state.key: state.value async for state in cache.list("runs/", order=order, limit=10)}
+    assert found == dict.fromkeys(NAMES[1:], 1) | {"runs/5": 2}
+
+
+async def test_a_gate_that_closes_in_between_hides_nothing(
+    cache: AsyncStateCache, other: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Behind a closed gate Postgres alone is believed, as it is by then."""
+    await other.set_many(dict.fromkeys(NAMES, 1))
+    await flush(worker)
+
+    async def meanwhile() -> None:
+        await other.set("runs/5", 2)
+        await _forgotten("runs/5", worker, redis_raw, keys)
+        redis_raw.hset(keys.meta(keys.shard("runs/5")), "replid", "another server")
+
+    _meanwhile(cache, meanwhile, monkeypatch)
+    found = {state.key: state.value async for state in cache.list("runs/", limit=10)}
+    assert found == dict.fromkeys(NAMES, 1) | {"runs/5": 2}
+
+
+@pytest.fixture
+def few(make_settings: MakeSettings) -> Settings:
+    """Settings of a client with a single connection to Postgres."""
+    return make_settings(postgres_connections_max=1)
+
+
+@pytest.mark.counts_seconds
+@pytest.mark.parametrize("kind", ["drop_request", "drop_reply", "hold_request"])
+async def test_where_redis_fails_meanwhile_it_is_asked_again_and_the_connection_to_postgres_stays(
+    kind: Any, few: Settings, proxy: FaultProxy, worker: Worker, psql: Any
+) -> None:
+    async with AsyncStateCache(settings=through(few, redis=proxy)) as client:
+        await client.set_many(dict.fromkeys(NAMES, 1))
+        await flush(worker)
+        assert [state.key async for state in client.list("runs/")] == NAMES
+        backends = "SELECT pid FROM pg_stat_activity WHERE application_name = 'statecache'"
+        before = psql.execute(backends).fetchall()
+        lost = proxy.arm(kind, at=b"ZRANGE")
+        begun = monotonic()
+        assert [state.key async for state in client.list("runs/")] == NAMES
+        assert lost.struck
+        assert monotonic() - begun < 5
+        assert {*psql.execute(backends).fetchall()} >= {*before}
+        lost.release()
