@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fakeredis
 import pytest
+import redis
 from agents.memory import SQLiteSession
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.redis import RedisSaver
+from langgraph.checkpoint.redis.key_registry import SyncCheckpointKeyRegistry
 from langgraph.types import Command
 
 from statecache import Settings, StateCache
@@ -126,6 +134,105 @@ def test_writes_that_came_after_an_import_are_taken_in_by_the_next(
         theirs.put_writes(at.config, [("messages", ["later"])], "a-task")
         assert cli(*arguments).json["written"] == 1
         assert _told(ours, "t") == _told(theirs, "t")
+
+
+@pytest.fixture
+def documents() -> Iterator[str]:
+    """The URL of a Redis of the vendor's, one that holds documents."""
+    server = fakeredis.TcpFakeServer(("127.0.0.1", 0), server_type="redis", server_version=(7, 4))
+    serving = threading.Thread(target=server.serve_forever, daemon=True)
+    serving.start()
+    yield f"redis://127.0.0.1:{server.server_address[1]}/0"
+    server.shutdown()
+    serving.join()
+    server.server_close()
+
+
+@contextmanager
+def _redis_saver(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Open the vendor's saver as its `setup` leaves it, on a Redis that knows no search."""
+    with RedisSaver.from_conn_string(url) as saver:
+        saver._key_registry = SyncCheckpointKeyRegistry(saver._redis)
+        monkeypatch.setattr(RedisSaver, "_load_pending_sends_with_registry_check", lambda *_, **__: [])
+        yield saver
+
+
+def _by_name(told: list[Any]) -> list[Any]:
+    """Return what was told of checkpoints in the order of their names: savers differ over several namespaces."""
+    return sorted(told, key=lambda one: (one[0]["checkpoint_ns"], one[0]["checkpoint_id"]))
+
+
+def _put_in(source: Any, target: Any, thread: str) -> None:
+    """Put a thread into the vendor's saver as it was put into another one, checkpoints before their writes."""
+    before: dict[str, Any] = {}
+    for one in reversed([*source.list({"configurable": {"thread_id": thread}})]):
+        named = one.config["configurable"]
+        parent = one.parent_config["configurable"] if one.parent_config else {"checkpoint_id": None}
+        new = {name: one.checkpoint["channel_versions"][name] for name in one.checkpoint["channel_versions"]
+               if before.get(name) != one.checkpoint["channel_versions"][name]}  # fmt: skip
+        before = one.checkpoint["channel_versions"]
+        target.put(
+            {"configurable": named | {"checkpoint_id": parent["checkpoint_id"]}}, one.checkpoint, one.metadata, new
+        )
+        writes: dict[str, list[Any]] = {}
+        for task_id, channel, value in one.pending_writes or ():
+            writes.setdefault(task_id, []).append((channel, value))
+        for task_id, written in writes.items():
+            target.put_writes(one.config, written, task_id)
+
+
+def test_threads_of_the_vendors_redis_are_taken_in_whole_and_gone_on_with(
+    cli: CommandLine, settings: Settings, documents: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = InMemorySaver()
+    with _redis_saver(documents, monkeypatch) as theirs, StateCacheSaver(settings) as ours:
+        _play(played, "asked/1")
+        _play(played, "done: 2")
+        _play(played, "done: 2", "yes")
+        outer().compile(checkpointer=played).invoke({"messages": ["hello"], "count": 0}, config("nested"))
+        threads = ("asked/1", "done: 2", "nested")
+        for thread in threads:
+            _put_in(played, theirs, thread)
+        theirs._redis.set("checkpoint:of another program", "which is no document")
+        before = {*theirs._redis.scan_iter()}
+        tried = cli("import", "langgraph-redis", documents, "--dry-run")
+        assert (tried.status, _told(ours, "asked/1")) == (0, []), tried
+        taken = cli("import", "langgraph-redis", documents)
+        count = sum(len(_told(played, thread)) for thread in threads)
+        assert taken.out == f"{count} checkpoints of 3 threads written, 0 there already\n"
+        assert tried.out == taken.out.replace("threads written", "threads would be written")
+        assert {*theirs._redis.scan_iter()} == before
+        for thread in threads:
+            assert _by_name(_told(ours, thread)) == _by_name(_told(played, thread))
+        assert any(told[4] for told in _told(ours, "asked/1"))
+        again = cli("import", "langgraph-redis", documents)
+        assert again.out == f"0 checkpoints of 3 threads written, {count} there already\n"
+        ended = [_play(saver, "asked/1", "yes")["messages"] for saver in (played, ours)]
+        assert ended[0] == ended[1]
+
+
+def test_a_redis_that_cannot_be_taken_in_is_told(
+    cli: CommandLine, settings: Settings, documents: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis.Redis.from_url(settings.redis_url) as plain:
+        plain.set("checkpoint:t:__empty__:1", "no document")
+        try:
+            lacking = cli("import", "langgraph-redis", settings.redis_url)
+        finally:
+            plain.delete("checkpoint:t:__empty__:1")
+    assert (lacking.status, "knows no JSON.GET" in lacking.err) == (3, True), lacking
+    for url, status in (("redis://u:secret@127.0.0.1:1/0", 4), ("nonsense", 2)):
+        away = cli("import", "langgraph-redis", url)
+        assert (away.status, "secret" in away.err) == (status, False), away
+    with redis.Redis.from_url(documents) as server:
+        named = {"thread_id": "t", "checkpoint_ns": "__empty__", "checkpoint_id": "1", "metadata": "{}"}
+        old = named | {"checkpoint": {"v": 1, "id": "1", "channel_versions": {"n": 1}}}
+        server.json().set("checkpoint:t:__empty__:1", "$", old)
+    early = cli("import", "langgraph-redis", documents)
+    assert (early.status, "early release" in early.err) == (3, True), early
+    monkeypatch.setitem(sys.modules, "langgraph.checkpoint.redis", None)
+    missing = cli("import", "langgraph-redis", documents)
+    assert (missing.status, "pip install langgraph-checkpoint-redis" in missing.err) == (3, True), missing
 
 
 def test_a_source_that_cannot_be_read_is_told(cli: CommandLine, vendors: str, tmp_path: Path) -> None:

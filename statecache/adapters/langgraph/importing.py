@@ -1,4 +1,4 @@
-"""Taking in what another checkpointer of LangGraph holds: `statecache import langgraph-postgres URL`.
+"""Taking in what another checkpointer of LangGraph holds: `statecache import langgraph-postgres` and `langgraph-redis`.
 
 Every checkpoint is read as the other checkpointer gives it and put under its own id, a thread's oldest first, with its
 parent, its metadata and its pending writes. What is there already is passed over, so an import that was cut off, or is
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import psycopg
@@ -28,6 +28,13 @@ WHERE (thread_id, checkpoint_ns, checkpoint_id) > (%s, %s, %s) ORDER BY 1, 2, 3 
 """
 
 
+class Source(Protocol):
+    """Where checkpoints are read: another checkpointer, or what reads for one."""
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return the checkpoint that is named, with its pending writes; None where it is gone."""
+
+
 class ImportedThreads(msgspec.Struct, kw_only=True):
     """What an import did: checkpoints by what became of them."""
 
@@ -37,7 +44,7 @@ class ImportedThreads(msgspec.Struct, kw_only=True):
 
 
 def import_checkpoints(
-    configs: Iterable[RunnableConfig], source: BaseCheckpointSaver[Any], target: StateCacheSaver, *,
+    configs: Iterable[RunnableConfig], source: Source, target: StateCacheSaver, *,
     progress: Callable[[int], object], dry_run: bool = False,
 ) -> ImportedThreads:  # fmt: skip
     """Put the checkpoints that are named, in that order, which is a thread's oldest first.
@@ -104,7 +111,7 @@ def _config(thread_id: str, checkpoint_ns: str, checkpoint_id: str | None = None
     return {"configurable": named | ({"checkpoint_id": checkpoint_id} if checkpoint_id else {})}
 
 
-def _put(found: CheckpointTuple, source: BaseCheckpointSaver[Any], target: StateCacheSaver, *, is_there: bool) -> None:
+def _put(found: CheckpointTuple, source: Source, target: StateCacheSaver, *, is_there: bool) -> None:
     """Put a checkpoint as it was put when it was new, and what tasks have written at it."""
     thread_id, namespace = (found.config["configurable"][name] for name in ("thread_id", "checkpoint_ns"))
     if not is_there:

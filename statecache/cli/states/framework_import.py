@@ -1,6 +1,7 @@
 """`import` from what agents' frameworks keep by themselves: read there as it is, written as their adapters here do.
 
 langgraph-postgres URL     checkpoints of LangGraph's own saver on Postgres, for `StateCacheSaver`
+langgraph-redis URL        those of its saver on Redis, for the same
 openai-sqlite FILE         sessions of the OpenAI Agents SDK in SQLite, for `StateCacheSession`
 adk-sqlite FILE            sessions of ADK in SQLite, for `StateCacheSessionService`
 adk-database URL           sessions of ADK in a database, for the same
@@ -65,13 +66,25 @@ def take_in_from(source: str, asked: Asked, *, as_json: bool) -> int:
     return FINDING if finding else OK
 
 
-def _langgraph(asked: Asked) -> Taken:
+def _langgraph_postgres(asked: Asked) -> Taken:
+    from statecache.adapters.langgraph.importing import postgres_checkpoints
+
+    return _langgraph(asked, postgres_checkpoints)
+
+
+def _langgraph_redis(asked: Asked) -> Taken:
+    from statecache.adapters.langgraph.redis_source import redis_checkpoints
+
+    return _langgraph(asked, redis_checkpoints)
+
+
+def _langgraph(asked: Asked, checkpoints: Callable[[str], AbstractContextManager[Any]]) -> Taken:
     from statecache.adapters.langgraph import StateCacheSaver
-    from statecache.adapters.langgraph.importing import import_checkpoints, postgres_checkpoints
+    from statecache.adapters.langgraph.importing import import_checkpoints
 
     with (
         StateCacheSaver(asyncio.run(patient(asked.settings)), **asked.how) as target,
-        postgres_checkpoints(asked.where) as (source, configs),
+        checkpoints(asked.where) as (source, configs),
         Counting("importing checkpoints") as progress,
     ):
         done = import_checkpoints(configs, source, target, dry_run=asked.dry_run, progress=progress)
@@ -130,7 +143,8 @@ def _taken(done: Any, noun: str, of: str, notes: list[str]) -> Taken:
 
 
 FRAMEWORKS: dict[str, Callable[[Asked], Taken]] = {
-    "langgraph-postgres": _langgraph,
+    "langgraph-postgres": _langgraph_postgres,
+    "langgraph-redis": _langgraph_redis,
     "openai-sqlite": _openai,
     "adk-sqlite": _adk_sqlite,
     "adk-database": _adk_database,

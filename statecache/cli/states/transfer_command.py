@@ -128,6 +128,7 @@ def take_in(
     Examples:
       statecache import runs.jsonl --dry-run
       statecache import langgraph-postgres postgresql://localhost/agents
+      statecache import langgraph-redis redis://localhost:6379
       statecache import openai-sqlite conversations.db
       statecache import adk-database postgresql://localhost/sessions --dry-run
       statecache import runs.jsonl --reason "moved from staging"
