@@ -159,6 +159,10 @@ class Codec:
                     raise CodecError(key=key, verb="decoded", path=spelled(path), reason=NAIVE)
         return value
 
+    def reader(self, encoding: str) -> Callable[[bytes], Any] | None:
+        """Return what reads bytes of an encoding as `decode` does, errors apart; None where that looks at more."""
+        return None if self._dated else self._readers.get(form_of(encoding))
+
     def refuse_to_drop(self, data: bytes, *, key: str, encoding: str, schema: str) -> None:
         """Raise SchemaNewer where writing this type over data of that schema would drop fields."""
         verdict, path = judged(schema, self.schema), ""
@@ -215,6 +219,9 @@ class RawCodec(Codec):
         if len(data) > bytes_max:
             raise LimitExceeded("the value", actual=len(data), limit=bytes_max, key=key, hint=f"{_SPLIT}.")
         return data, data
+
+    def reader(self, encoding: str) -> None:
+        """Return nothing: what reads bytes looks at how they were stored."""
 
     def decode(self, data: bytes, *, key: str, encoding: str | None = None, schema: str = "") -> Any:  # noqa: ARG002
         """Return the bytes; raise CodecError for those of another encoding."""

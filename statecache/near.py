@@ -63,7 +63,8 @@ class Entry:
     """A state as it was read: its record, and the last reader's value where that may be shared.
 
     `shape` is the state but for its value, once somebody has read it: that alone differs from reader to reader.
-    `private` is the last type of which every reader has a value of its own. `until` is the moment at which it ends.
+    `private` is the last codec of whose values every reader has one of its own, with what reads the bytes if nothing
+    else has to be looked at. `until` is the moment at which it ends.
     """
 
     __slots__ = ("place", "private", "record", "shape", "shared", "size", "until", "used")
@@ -75,7 +76,7 @@ class Entry:
         self.size = bytes_of(record)
         self.used = False
         self.shape: State[Any] | None = None
-        self.private: Any = Entry
+        self.private: tuple[Any, Callable[[bytes], Any] | None] = (Entry, None)
         self.shared: tuple[Any, State[Any] | None] = (Entry, None)  # nobody reads it as that type
 
 

@@ -59,6 +59,9 @@ class UpgradingCodec(Codec):
         upgraded, _ = plain.encode(value, key=key, bytes_max=VALUE_BYTES_MAX)
         return super().decode(upgraded, key=key)
 
+    def reader(self, encoding: str) -> None:
+        """Return nothing: what reads the bytes depends on what they were written as."""
+
     def refuse_to_drop(self, data: bytes, *, key: str, encoding: str, schema: str) -> None:
         """Raise SchemaNewer where writing this type over data of that schema would drop what no upgrade has read."""
         if Schema.parse(schema).version not in self._steps:

@@ -186,9 +186,15 @@ class View(Generic[D]):
 
     def decoded(self, entry: Entry, kind: Any, type: Any) -> State[Any] | None:  # noqa: A002
         """Decode what is kept here, and share the value with later readers where it is immutable."""
-        shape = entry.shape
+        shape, record = entry.shape, entry.record
+        codec = self.codec if type is None else codec_for(type, self.policy.encoding)
+        private, read = entry.private
         if shape is not None:
-            record, codec = entry.record, self.codec if type is None else codec_for(type, self.policy.encoding)
+            try:
+                if codec is private and read is not None:
+                    return replace(shape, value=read(record.value))
+            except Exception:  # users' own classes take part
+                read = None  # the codec says what is wrong
             value = codec.decode(record.value, key=record.key, encoding=record.encoding, schema=record.schema)
             state = replace(shape, value=value)
         elif (found := self.state_of(entry.record, type)) is not None:
@@ -196,11 +202,11 @@ class View(Generic[D]):
         else:
             entry.shared = kind, None
             return None
-        if kind is not entry.private:
+        if codec is not private:
             if shareable(kind):
                 self.near.share(entry, kind, state)
             else:
-                entry.private = kind
+                entry.private = codec, codec.reader(record.encoding)
         return state
 
     def refuse_quarantined(self, record: Record) -> None:
