@@ -188,21 +188,21 @@ class Near:
             self._evictions += 1
             self._raise_floor(key, old.place)
 
-    def share(self, entry: Entry, kind: Any, state: State[Any]) -> None:
+    def share(self, entry: Entry, kind: Any, state: State[Any]) -> bool:
         """Keep the decoded value for all readers of its type, which is immutable, and count its size as the entry's.
 
-        Where the value does not fit, only the bytes are kept.
+        Return False where the value does not fit: then only the bytes are kept.
         """
         size = bytes_of(entry.record) + decoded_bytes(state.value)
         if size > self._bytes_max:
-            entry.private = kind
-            return
+            return False
         with self._mutex:
             if self._entries.get(entry.record.key) is entry:
                 self._bytes += size - entry.size
                 entry.size = size
                 self._make_room()
         entry.shared = kind, state
+        return True
 
     def _take(self, key: str) -> Entry | None:
         entry = self._entries.pop(key, None)

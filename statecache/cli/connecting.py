@@ -14,14 +14,12 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from statecache._async.client import AsyncStateCache
 from statecache.cli.screen import plain
-from statecache.core.postgres.tier import PostgresTier
-from statecache.core.redis.connection import Link, dialer
 from statecache.errors import StateCacheError, Unavailable
 from statecache.keys import KeySpace
 
 if TYPE_CHECKING:
+    from statecache._async.client import AsyncStateCache
     from statecache.settings import Settings
 
 REFUSED_S = 2.0
@@ -32,6 +30,8 @@ ASKING_S = 0.5
 @asynccontextmanager
 async def client(settings: Settings, **more: Any) -> AsyncIterator[AsyncStateCache]:
     """Open a client for one command; `more` are settings that win over the others."""
+    from statecache._async.client import AsyncStateCache  # most of what takes time to import
+
     with _warnings_told():
         async with AsyncStateCache(settings=(await patient(settings)).model_copy(update=more)) as cache:
             yield cache
@@ -60,6 +60,9 @@ class _Line(logging.Formatter):
 
 async def patient(settings: Settings) -> Settings:
     """Return the settings, with at most two seconds for everything where a server refuses connections."""
+    from statecache.core.postgres.tier import PostgresTier
+    from statecache.core.redis.connection import Link, dialer
+
     postgres = PostgresTier(settings, KeySpace(settings.prefix, settings.shards))
     refused = await asyncio.gather(
         _refuses(Link.open(dialer(settings), settings, ASKING_S)), _refuses(postgres.session(ASKING_S))

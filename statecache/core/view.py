@@ -202,11 +202,8 @@ class View(Generic[D]):
         else:
             entry.shared = kind, None
             return None
-        if codec is not private:
-            if shareable(kind):
-                self.near.share(entry, kind, state)
-            else:
-                entry.private = codec, codec.reader(record.encoding)
+        if codec is not private and not (shareable(kind) and self.near.share(entry, kind, state)):
+            entry.private = codec, codec.reader(record.encoding)
         return state
 
     def refuse_quarantined(self, record: Record) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
-import msgspec
 import pytest
 
-from statecache import AsyncStateCache, CodecError, Settings
+from statecache import AsyncStateCache, Settings
 from statecache.errors import ConfigurationError, ForeignData, PostgresUnavailable, Unavailable, UsageError
 from statecache.keys import KeySpace
 from statecache.lua import script
@@ -21,7 +19,6 @@ from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
 from tests.support.fault_proxy import FaultProxy
 from tests.support.local_reads import KEY, LIMIT_S, kept, reads, until
 from tests.support.polling import pause
-from tests.support.sample_values import Box
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -48,65 +45,6 @@ async def test_what_was_read_once_is_read_here_until_somebody_writes_it(
     await reads(one, {"step": 2})
     assert (await one.get(KEY)) == written
     assert one.near.invalidations > before.invalidations
-
-
-class Old(msgspec.Struct):
-    """A state as it was written first; it can be changed, so every reader has one of its own."""
-
-    goal: str
-
-
-class New(msgspec.Struct):
-    """The same in a later version, which was renamed."""
-
-    __schema_version__: ClassVar[int] = 2
-
-    aim: str
-
-
-class Dated(msgspec.Struct):
-    """A class of which no value with a naive time is read."""
-
-    at: datetime
-
-
-async def test_views_of_one_state_read_it_each_in_their_own_way(one: AsyncStateCache) -> None:
-    runs = one.namespace("runs")
-    await runs.set("1", {"goal": "tea"})
-    await kept(one, "runs/1")
-    old = one.namespace("runs", type=Old)
-    new = one.namespace("runs", type=New, upgrade={0: lambda value: value, 1: lambda value: {"aim": value["goal"]}})
-    hits = one.near.hits
-    for _ in range(3):
-        for view, value in ((runs, {"goal": "tea"}), (old, Old("tea")), (new, New("tea"))):
-            first, second = await view.get("1"), await view.get("1")
-            assert first is not None
-            assert second is not None
-            assert (first.value, second.value) == (value, value)
-            assert first.value is not second.value
-        with pytest.raises(CodecError, match="Expected `int`"):
-            await one.get("runs/1", type=dict[str, int])
-    assert one.near.hits == hits + 21
-
-
-async def test_what_is_wrong_with_a_value_is_told_to_every_reader(one: AsyncStateCache) -> None:
-    await one.set(KEY, {"at": "2026-01-01T00:00:00"})
-    await kept(one)
-    for _ in range(3):
-        with pytest.raises(CodecError, match="at"):
-            await one.get(KEY, type=Dated)
-        assert (await one.get(KEY, type=dict[str, str])).value == {"at": "2026-01-01T00:00:00"}  # type: ignore[union-attr]
-
-
-async def test_one_value_of_a_generic_class_that_nobody_can_change_is_shared(one: AsyncStateCache) -> None:
-    boxes = one.namespace("boxes", type=Box[int])
-    await boxes.set("a", Box(1))
-    await kept(one, "boxes/a")
-    first, second = [await boxes.get("a"), *(await boxes.get_many(["a"])).values()]
-    assert first is not None
-    assert second is not None
-    assert first.value == Box(1)
-    assert first.value is second.value
 
 
 @every_redis

@@ -26,6 +26,13 @@ with open(os.environ["TYPED"], "a") as notes:
 ON_A_TERMINAL = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]))"
 
 
+def test_nothing_that_talks_to_servers_is_imported_to_help_or_to_complete() -> None:
+    """Who presses TAB waits for it."""
+    code = "import sys, statecache.cli.app; print([name for name in ('psycopg', 'redis') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert done.stdout == "[]\n"
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A home with the command on its path, and no completion yet."""

@@ -110,7 +110,6 @@ def test_what_fits_only_as_bytes_is_decoded_for_every_reader() -> None:
     entry = shared(near, KEY, 1000)
     assert entry is not None
     assert entry.shared[0] is not Note
-    assert entry.private is Note
     assert version_at(near) == 1
 
 
