@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from langgraph.store.base import PutOp
 
 from statecache import LimitExceeded, UsageError
-from statecache.adapters.langgraph.store.batching import Queue
+from statecache.adapters.langgraph.batching import Queue
 from statecache.adapters.langgraph.store.documents import document, size_of
 from statecache.adapters.langgraph.store.filters import Wanted, refuse_negative
 from statecache.adapters.langgraph.store.items import Put, last_of_each

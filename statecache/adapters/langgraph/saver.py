@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from random import random
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
@@ -11,11 +13,12 @@ from langgraph.checkpoint.base import (
     get_serializable_checkpoint_metadata,
 )
 
-from statecache import AsyncStateCache, Settings, StateCache
+from statecache import AsyncStateCache, OutcomeUnknown, Settings, StateCache, StateCacheError, Unavailable
 from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.langgraph import deltas, listing, putting, reading, threads, writing
+from statecache.adapters.langgraph.batching import Queue
 from statecache.adapters.langgraph.decoded import Decoded
-from statecache.adapters.langgraph.documents import config_of, write_documents
+from statecache.adapters.langgraph.documents import Document, config_of, merged, write_documents
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.recent import Recent
 from statecache.adapters.langgraph.values import Serde
@@ -37,7 +40,20 @@ if TYPE_CHECKING:
 
     from statecache import Durability
 
+_TaskWrites = tuple[str, list[Document]]
+"""A task, and what it has written."""
+_TASKS_PER_BATCH = 100
+"""Of how many tasks the writes at one checkpoint are put together."""
 STRATEGIES = ("keep_latest", "delete")
+
+
+class _Where(NamedTuple):
+    """A checkpoint, and the event loop in which tasks write at it."""
+
+    loop: asyncio.AbstractEventLoop
+    thread_id: str
+    checkpoint_ns: str
+    checkpoint_id: str
 
 
 class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
@@ -67,6 +83,7 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
         on, policy = Settings() if cache is None else cache, {"durability": durability}
         self._clients = Clients(on, namespace, policy, of="saver", awaited="aput, aget_tuple")
         self._recent, self._decoded = Recent(), Decoded()
+        self._writing: dict[_Where, Queue[_TaskWrites, None]] = {}
 
     @classmethod
     def from_conn_string(
@@ -114,8 +131,10 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Do what `put_writes` does."""
-        await self._clients.arun(self._put_writes(config, writes, task_id, task_path))
+        """Do what `put_writes` does; what tasks write at a checkpoint at one moment is written together."""
+        documents = write_documents(writes, task_id, task_path, self._serde)
+        place, checkpoint_id = _place(config), config["configurable"]["checkpoint_id"]
+        await self._queue_at(place, checkpoint_id).ask([(task_id, documents)])
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that is named, or the latest, with its pending writes; None where there is none.
@@ -208,10 +227,39 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
     def _put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
     ) -> Plan[None]:
-        documents = write_documents(writes, task_id, task_path, self._serde)
-        return writing.put_writes(
-            _place(config), config["configurable"]["checkpoint_id"], documents, task_id, self._recent
-        )
+        tasks = {task_id: write_documents(writes, task_id, task_path, self._serde)}
+        return writing.put_writes(_place(config), config["configurable"]["checkpoint_id"], tasks, self._recent)
+
+    def _queue_at(self, place: Place, checkpoint_id: str) -> Queue[_TaskWrites, None]:
+        """Return the queue in which tasks of this event loop write at a checkpoint."""
+        where = _Where(asyncio.get_running_loop(), place.thread_id, place.checkpoint_ns, checkpoint_id)
+        queue = self._writing.get(where)
+        if queue is None:
+            for other, one in [*self._writing.items()]:
+                if one.is_idle or other.loop.is_closed():
+                    self._writing.pop(other, None)
+            put = partial(self._put_of_tasks, place, checkpoint_id)
+            queue = self._writing[where] = Queue(put, batch_max=_TASKS_PER_BATCH, in_flight_max=1)
+        return queue
+
+    async def _put_of_tasks(
+        self, place: Place, checkpoint_id: str, calls: Sequence[_TaskWrites]
+    ) -> Sequence[Exception | None]:
+        """Put what tasks have written; where that is refused, what each has by itself."""
+        tasks: dict[str, Sequence[Document]] = {}
+        for task_id, documents in calls:
+            tasks[task_id] = merged(tasks.get(task_id, ()), documents) or tasks.get(task_id, [])
+        try:
+            await self._clients.arun(writing.put_writes(place, checkpoint_id, tasks, self._recent))
+        except (Unavailable, OutcomeUnknown):
+            raise
+        except StateCacheError:
+            if len(tasks) == 1:
+                raise
+            alone = [self._put_of_tasks(place, checkpoint_id, [one]) for one in calls]
+            found = await asyncio.gather(*alone, return_exceptions=True)
+            return [one if isinstance(one, Exception) else None for one in found]
+        return [None] * len(calls)
 
     def _get_tuple(self, config: RunnableConfig) -> Plan[CheckpointTuple | None]:
         return reading.get_tuple(_place(config), get_checkpoint_id(config), self._serde, self._recent)

@@ -177,5 +177,4 @@ def _copy(document: Document, target_id: str, recent: Recent) -> Plan[None]:
     for one in writes:
         if (one["task_id"], one["idx"]) not in tasks:
             more.setdefault(one["task_id"], []).append(one)
-    for task_id, some in more.items():
-        yield from put_writes(target, document["checkpoint_id"], some, task_id, recent)
+    yield from put_writes(target, document["checkpoint_id"], more, recent)

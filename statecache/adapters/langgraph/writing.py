@@ -2,7 +2,8 @@
 
 A superstep of a thousand tasks would otherwise write one state a thousand times, each time more of it. Once a
 checkpoint says `writes_elsewhere` it says so for ever, and nothing more is added to it: tasks no longer meet. A task's
-writes may take several states; what is too large for one is parted. They are written in one commit.
+writes may take several states; what is too large for one is parted. They are written in one commit, those of tasks that
+end at one moment too.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from statecache.adapters.langgraph.documents import (
 )
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX
 from statecache.adapters.langgraph.values import PIECE_BYTES_MAX, refuse_oversized
-from statecache.adapters.plans import Declined, Plan, call
+from statecache.adapters.plans import Declined, Plan, call, together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from statecache import State
     from statecache.adapters.langgraph.names import Place
@@ -35,17 +36,20 @@ if TYPE_CHECKING:
 
 _TEXT_MAX = PIECE_BYTES_MAX * 4 // 3
 """How long the base64 of a piece is at most."""
+_STATES_PER_COMMIT = 200
+"""Of how many states one commit is that holds the writes of several tasks."""
 _UNCHANGED, _ELSEWHERE, _ABSENT = "unchanged", "elsewhere", "absent"
 """Why nothing is written to a checkpoint's state."""
 
 
-def put_writes(
-    place: Place, checkpoint_id: str, writes: Sequence[Document], task_id: str, recent: Recent
-) -> Plan[None]:
-    """Add a task's writes to a checkpoint, be it there already or not."""
+def put_writes(place: Place, checkpoint_id: str, tasks: Mapping[str, Sequence[Document]], recent: Recent) -> Plan[None]:
+    """Add what tasks have written to a checkpoint, be it there already or not."""
+    tasks = {task_id: some for task_id, some in tasks.items() if some}
+    writes = [one for some in tasks.values() for one in some]
     if not writes:
         return
-    name, few = place.checkpoint(checkpoint_id), _size(writes) <= WRITES_BYTES_MAX
+    name = place.checkpoint(checkpoint_id)
+    few = len(tasks) <= WRITING_TASKS_MAX and _size(writes) <= WRITES_BYTES_MAX
     if few and (yield from _put_over_latest(place, checkpoint_id, writes, recent)):
         return
     for attempt in range(ATTEMPTS_MAX):
@@ -69,7 +73,7 @@ def put_writes(
             if not made.value["writes_elsewhere"]:
                 return
             break
-    yield from put_elsewhere(place, checkpoint_id, writes, task_id)
+    yield from _put_elsewhere(place, checkpoint_id, tasks)
 
 
 def _put_over_latest(place: Place, checkpoint_id: str, writes: Sequence[Document], recent: Recent) -> Plan[bool]:
@@ -121,24 +125,67 @@ def _closed(document: Document) -> Document:
     return document | {"writes_elsewhere": True}
 
 
-def put_elsewhere(place: Place, checkpoint_id: str, writes: Sequence[Document], task_id: str) -> Plan[None]:
-    """Write a task's writes into states of its own."""
+def _put_elsewhere(place: Place, checkpoint_id: str, tasks: Mapping[str, Sequence[Document]]) -> Plan[None]:
+    """Write what tasks have written into states of their own, of several tasks in one commit if they are new."""
+    alone = list[str]()
+    for some in _shared(place, checkpoint_id, tasks):
+        if len(some) > 1:
+            try:
+                yield from call("commit", [one for sets in some.values() for one in sets])
+                continue
+            except VersionConflict:  # something of one of them is there
+                pass
+        alone += some
+    plans = [_put_task_elsewhere(place, checkpoint_id, task_id, tasks[task_id]) for task_id in alone]
+    for failed in (yield from together(plans)):
+        if failed is not None:
+            raise failed
+
+
+def _shared(
+    place: Place, checkpoint_id: str, tasks: Mapping[str, Sequence[Document]]
+) -> Iterator[dict[str, list[Set]]]:
+    """Yield what makes new states of tasks' writes, by task, as much as one commit holds; a large task stands alone."""
+    some, size = dict[str, list[Set]](), 0
+    for task_id, writes in tasks.items():
+        sets, weight = _sets(place, checkpoint_id, task_id, writes, {}), _size(writes)
+        count = len(sets) + sum(map(len, some.values()))
+        if some and (count > _STATES_PER_COMMIT or size + weight > _TEXT_MAX):
+            yield some
+            some, size = {}, 0
+        some[task_id], size = sets, size + weight
+    if some:
+        yield some
+
+
+def _sets(
+    place: Place, checkpoint_id: str, task_id: str, writes: Iterable[Document], found: Mapping[str, State[Any]]
+) -> list[Set]:
+    """Return what writes a task's writes into states of their own, over those that were found."""
+    stem, head = place.writes_of_task(checkpoint_id, task_id), head_document(place, checkpoint_id)
+    return [
+        Set(name, head | {"writes": part}, expected=found.get(name))
+        for at, part in enumerate(_parts(writes))
+        for name in [f"{stem}{at}"]
+    ]
+
+
+def _put_task_elsewhere(place: Place, checkpoint_id: str, task_id: str, writes: Sequence[Document]) -> Plan[None]:
+    """Write a task's writes into states of its own, beside what is there of them."""
     stem = place.writes_of_task(checkpoint_id, task_id)
     found: dict[str, State[Any]] = {}
     for attempt in range(ATTEMPTS_MAX):
         if attempt:
             states = yield from call("list", stem)
             found = {stem + state.key.rpartition("/")[2]: state for state in states}
-        known = gathered(state.value for state in found.values())
-        both = merged(known, writes)
+        both = merged(gathered(state.value for state in found.values()), writes)
         if both is None:
             return
-        parts = {f"{stem}{at}": part for at, part in enumerate(_parts(both))}
-        head = head_document(place, checkpoint_id)
-        sets: list[Any] = [Set(name, head | {"writes": part}, expected=found.get(name)) for name, part in parts.items()]
-        sets += [Delete(name, expected=state) for name, state in found.items() if name not in parts]
+        sets = _sets(place, checkpoint_id, task_id, both, found)
+        names = {one.name for one in sets}
+        left = [Delete(name, expected=state) for name, state in found.items() if name not in names]
         try:
-            yield from call("commit", sets)
+            yield from call("commit", [*sets, *left])
         except (VersionConflict, NotFound):
             if attempt == ATTEMPTS_MAX - 1:
                 raise

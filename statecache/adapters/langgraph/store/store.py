@@ -22,7 +22,7 @@ from langgraph.store.base import (
 
 from statecache import AsyncStateCache, Settings, StateCache
 from statecache.adapters.clients import Clients, OnClients, settings_of
-from statecache.adapters.langgraph.store.batching import Queue
+from statecache.adapters.langgraph.batching import Queue
 from statecache.adapters.langgraph.store.items import Put, get_items, last_of_each, put_items
 from statecache.adapters.langgraph.store.names import group, group_of
 from statecache.adapters.langgraph.store.namespaces import list_namespaces

@@ -32,6 +32,11 @@ class Queue(Generic[A, R]):
         self._in_flight: set[asyncio.Task[None]] = set()
         self._is_woken = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits, and nothing is in flight."""
+        return not (self._waiting or self._in_flight)
+
     async def ask(self, calls: Sequence[A]) -> list[R]:
         """Return the answers to these calls once all have been carried out, or raise the first error."""
         if not calls:
