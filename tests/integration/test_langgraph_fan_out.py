@@ -94,7 +94,7 @@ async def test_two_processes_writing_at_once_lose_nothing_of_each_other(
         at = await put(saver, "t")
         both = StateCacheSaver(other)
         halves = await asyncio.gather(_writes(saver, at, range(60)), _writes(both, at, range(40, TASKS)))
-        assert halves == [[None] * 60, [None] * 60]
+        assert [*halves] == [[None] * 60, [None] * 60]
         assert await _pending(saver, at) == _wanted(range(TASKS))
 
 
