@@ -187,10 +187,15 @@ async def _blank(
         "keys": [*versions], "versions": [*versions.values()], "by": subject.actor or runtime.settings.writer,
         "most": ROWS,
     }  # fmt: skip
+    tried: tuple[VersionAt, ...] | None = None
     while True:
         found = {place: (rows, size) for place, rows, size in await _fetch(runtime, "erase_history", asked, seconds)}
         if found.pop("delta", None):
-            await _detach(runtime, (await known_of(runtime, subject, seconds=seconds)).deltas, seconds)
+            deltas = (await known_of(runtime, subject, seconds=seconds)).deltas
+            if deltas == tried:
+                raise RuntimeError(f"changes of others are still deltas to what is erased: {[*map(str, deltas)]}")
+            await _detach(runtime, deltas, seconds)
+            tried = deltas
             continue
         for place, (count, size) in found.items():
             before = places.get(place, (0, 0))
