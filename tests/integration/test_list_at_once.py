@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from statecache import AsyncStateCache, Settings
+from statecache import AsyncStateCache, Settings, Unavailable
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
@@ -130,3 +131,25 @@ async def test_where_redis_fails_meanwhile_it_is_asked_again_and_the_connection_
         assert monotonic() - begun < 5
         assert {*psql.execute(backends).fetchall()} >= {*before}
         lost.release()
+
+
+@pytest.mark.counts_seconds
+@pytest.mark.parametrize("order", ["key", "newest"])
+async def test_who_waits_for_postgres_and_then_for_redis_waits_for_both_in_its_time(
+    order: Any, few: Settings, proxy: FaultProxy
+) -> None:
+    """Each holds the single connection to Postgres for as long as it looks at Redis, which is silent."""
+    async with AsyncStateCache(settings=through(few, redis=proxy)) as client:
+        await client.set_many(dict.fromkeys(NAMES, 1))
+        took = list[float]()
+
+        async def listed() -> None:
+            begun = monotonic()
+            with pytest.raises(Unavailable):
+                assert [state async for state in client.list("runs/", order=order, timeout=2.0)]
+            took.append(monotonic() - begun)
+
+        proxy.freeze()
+        await asyncio.gather(*(listed() for _ in range(24)))
+        proxy.thaw()
+        assert max(took) < 3.0

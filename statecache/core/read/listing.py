@@ -153,18 +153,21 @@ class Listing:
         page = _PAGE if listed.limit is None else min(_PAGE, max(listed.limit, _PAGE_MIN))
         rest: Listed | None = listed
         while rest is not None:
-            first, looked = await self._at_once(rest, shards, page, seconds)
-            overlay = await self._dirty.overlay(rest, shards, seconds, most=max(page, _DIRTY_MIN), looked=looked)
+            until = monotonic() + seconds
+            first, looked = await self._at_once(rest, shards, page, until)
+            overlay = await self._dirty.overlay(rest, shards, _left(until), most=max(page, _DIRTY_MIN), looked=looked)
             selection, up_to = rest.selection, overlay.up_to
             part = selection if up_to is None else selection.up_to(up_to, down=listed.down)
             first = first if up_to is None else None
-            async for sight in self._merged(replace(rest, selection=part), overlay, shards, page, seconds, first):
+            async for sight in self._merged(
+                replace(rest, selection=part), overlay, shards, page, seconds, first, until
+            ):
                 yield sight
             beyond = None if up_to is None else selection.beyond(up_to, down=listed.down)
             rest = None if beyond is None else replace(rest, selection=beyond)
 
     async def _at_once(
-        self, listed: Listed, shards: Sequence[int], most: int | None, seconds: float
+        self, listed: Listed, shards: Sequence[int], most: int | None, until: float
     ) -> tuple[_Page | None, Look | None]:
         """Return a page, and a first look at what is dirty, had while Postgres worked; None for what did not come.
 
@@ -174,34 +177,35 @@ class Listing:
 
         async def look() -> None:
             with suppress(RedisUnavailable):
-                looked.append(await self._dirty.look(shards, min(seconds, _BESIDE_S)))
+                looked.append(await self._dirty.look(shards, min(_left(until), _BESIDE_S)))
 
         try:
-            page = await self._page(listed, shards, most, seconds, beside=look)
+            page = await self._page(listed, shards, most, _left(until), beside=look)
         except PostgresUnavailable:
             if not looked:  # where Redis is away too, that is what is told
-                await self._dirty.look(shards, min(seconds, _BESIDE_S))
+                await self._dirty.look(shards, min(_left(until), _BESIDE_S))
             raise
         if not looked:
             return None, None
         return page if len(looked[0].opened) == len(shards) else None, looked[0]
 
     async def _merged(
-        self, listed: Listed, overlay: Overlay, shards: Sequence[int], page: int, seconds: float, first: _Page | None
-    ) -> AsyncIterator[Sight]:
+        self, listed: Listed, overlay: Overlay, shards: Sequence[int], page: int, seconds: float, first: _Page | None,
+        until: float,
+    ) -> AsyncIterator[Sight]:  # fmt: skip
         """Yield the sights of Postgres' rows merged with the dirty states, by key; pages grow from `page` rows.
 
-        `first` is a page that was asked for before the overlay was.
+        `first` is a page that was asked for before the overlay was; without it one is read, in the time `until` then.
         """
         down, more = listed.down, True
         waiting = sorted(overlay.records, reverse=not down)
         while more:
             if first is None or overlay.lacking(first[1]):
-                first = await self._page(listed, shards, page, seconds)
+                first = await self._page(listed, shards, page, _left(until))
             (rows, watermarks), first = first, None
             more, page = len(rows) == page, min(page * 4, _PAGE)
             if overlay.lacking(watermarks):
-                overlay = await self._dirty.overlay(listed, shards, seconds, watermarks)
+                overlay = await self._dirty.overlay(listed, shards, _left(until), watermarks)
                 waiting = sorted(overlay.records, reverse=not down)
             sights = await self._overlaid(rows, overlay.records, seconds, values=listed.reads_values)
             for key, sight in sights.items():
@@ -212,6 +216,7 @@ class Listing:
                 yield sight
             if more:
                 listed = replace(listed, selection=listed.selection.beyond(rows[-1][0], down=down))
+                until = monotonic() + seconds  # what is wanted beyond is asked for anew
         while waiting:
             yield Sight(overlay.records[waiting.pop()])
 
@@ -221,16 +226,16 @@ class Listing:
         A row that was not asked for comes behind the last one: what does not, is certain. What has changed since it
         was given, or would come before that, is not given again.
         """
-        wanted = listed.limit
-        first, looked = await self._at_once(listed, shards, wanted, seconds)
-        overlay = await self._dirty.overlay(listed, shards, seconds, looked=looked)
+        wanted, until = listed.limit, monotonic() + seconds
+        first, looked = await self._at_once(listed, shards, wanted, until)
+        overlay = await self._dirty.overlay(listed, shards, _left(until), looked=looked)
         given, reached = set[str](), _BEFORE_ALL[listed.down]
         while True:
             if first is None:
-                first = await self._page(listed, shards, wanted, seconds)
+                first = await self._page(listed, shards, wanted, _left(until))
             (rows, watermarks), first = first, None
             if overlay.lacking(watermarks):
-                overlay = await self._dirty.overlay(listed, shards, seconds, watermarks)
+                overlay = await self._dirty.overlay(listed, shards, _left(until), watermarks)
                 continue
             sights = await self._overlaid(rows, overlay.records, seconds, values=listed.reads_values)
             found = {key: Sight(record) for key, record in overlay.records.items()} | sights
@@ -247,6 +252,7 @@ class Listing:
             if end is None or wanted is None:
                 return
             wanted *= 2
+            until = monotonic() + seconds
 
     async def _page(
         self, listed: Listed, shards: Sequence[int], most: int | None, seconds: float, *, beside: Beside | None = None
@@ -258,6 +264,10 @@ class Listing:
             names, asked | listed.selection.bounds(), seconds=seconds, beside=beside
         )
         return rows, {shard: flushed for shard, _, flushed in watermarks}
+
+
+def _left(until: float) -> float:
+    return max(until - monotonic(), 0.001)
 
 
 def _newer(one: Record, other: Record) -> Record:
