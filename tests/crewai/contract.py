@@ -216,6 +216,33 @@ def test_what_sqlite_holds_is_taken_in_once_and_what_is_new_later(both: Both, fl
     assert both.next().load_state(flow_id) == {"id": flow_id, "number": 5}
 
 
+def test_what_a_flow_waits_for_is_what_it_waits_for_at_the_last_import(
+    both: Both, flow_id: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "flows.db"
+    theirs, other = SQLiteFlowPersistence(str(source)), f"{flow_id}-other"
+    for one in (flow_id, other):
+        theirs.save_pending_feedback(one, context(one, metadata={"at": 1}), Told(id=one, said="first"))
+    assert _taken(source)["written"] == 2
+    for one in (flow_id, other):
+        theirs.clear_pending_feedback(one)
+        theirs.save_state(one, "resumed", {"id": one, "said": "resumed"})
+    theirs.save_pending_feedback(flow_id, context(flow_id, metadata={"at": 2}), Told(id=flow_id, said="second"))
+    for _ in range(2):
+        assert _taken(source)["kept"] == []
+        assert both.next().load_pending_feedback(other) is None
+        waits = both.next().load_pending_feedback(flow_id)
+        assert waits is not None
+        assert (waits[0]["said"], waits[1].metadata) == ("second", {"at": 2})
+    theirs.save_pending_feedback(other, context(other, metadata={"at": 3}), Told(id=other, said="third"))
+    assert _taken(source)["kept"] == []
+    waits = both.next().load_pending_feedback(other)
+    assert waits is not None
+    assert (waits[0]["said"], waits[1].metadata) == ("third", {"at": 3})
+    pending = [one.op for one in both.clients[0].history(both.next().group_of(other) + "/pending")]
+    assert pending == ["set", "delete", "set"]
+
+
 def test_a_flow_that_was_gone_on_with_here_is_left_alone(both: Both, flow_id: str, tmp_path: Path) -> None:
     source = tmp_path / "flows.db"
     theirs, other = SQLiteFlowPersistence(str(source)), f"{flow_id}-other"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from statecache import NotFound, Set, State, VersionConflict
+from statecache import Delete, NotFound, Set, State, VersionConflict
 from statecache.adapters.crewai.persistence import NAMESPACE, flow_name
 from statecache.adapters.items import kept
 from statecache.adapters.sqlite_files import reading
@@ -67,9 +67,8 @@ async def import_flows(
                     (there,) = await view.commit([Set(name, value, expected=there)], reason=method)
                 done.written += 1
                 progress(done.same + done.written)
-            if one.pending is not None and not dry_run and not [_ async for _ in view.history(f"{name}/pending")]:
-                pending = {part: kept(value, 0).data for part, value in one.pending.items()}
-                await view.commit([Set(f"{name}/pending", pending, expected=None)], reason=IMPORT)
+            if not dry_run:
+                await _take_in_pending(view, f"{name}/pending", one.pending)
         except (VersionConflict, NotFound):  # somebody goes on with it just now
             done.kept.append(one.flow_uuid)
     return done
@@ -78,6 +77,20 @@ async def import_flows(
 def _is_one_of(there: State[Any], count: int, values: Sequence[Any]) -> bool:
     """Return whether it is what the first so many saves came to."""
     return 0 < count <= len(values) and bool(there.value == values[count - 1])
+
+
+async def _take_in_pending(view: AsyncNamespace[Any], name: str, pending: dict[str, Any] | None) -> None:
+    """Have a flow wait for what it waits for there, unless it has paused or was resumed here."""
+    there: State[Any] | None = await view.get(name, read="primary")
+    newest = [change async for change in view.history(name, reverse=True, limit=1)]
+    if newest and newest[0].reason != IMPORT:
+        return
+    if pending is not None:
+        value = {part: kept(one, 0).data for part, one in pending.items()}
+        if there is None or there.value != value:
+            await view.commit([Set(name, value, expected=there)], reason=IMPORT)
+    elif there is not None:
+        await view.commit([Delete(name, expected=there)], reason=IMPORT)
 
 
 async def _deleted_at(view: AsyncNamespace[Any], name: str) -> int:
