@@ -89,6 +89,29 @@ async def test_what_was_written_in_between_is_listed(
     assert found == dict.fromkeys(NAMES[1:], 1) | {"runs/5": 2}
 
 
+@pytest.mark.parametrize("order", ORDERS)
+async def test_what_was_dirty_and_has_left_redis_before_it_was_read_is_listed(
+    order: Any, cache: AsyncStateCache, other: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    await other.set_many(dict.fromkeys(NAMES, 1))
+    await flush(worker)
+    await other.set_many({NAMES[1]: 2, "runs/5": 2})
+    await other.delete(NAMES[2])
+    dirty = cache._runtime.listing._dirty
+    held = dirty.held
+
+    async def late(some: Any, *given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(dirty, "held", held)
+        for name in some:
+            await _forgotten(name, worker, redis_raw, keys)
+        return await held(some, *given, **more)
+
+    monkeypatch.setattr(dirty, "held", late)
+    found = {state.key: state.value async for state in cache.list("runs/", order=order, limit=10)}
+    assert found == {NAMES[0]: 1, NAMES[1]: 2, NAMES[3]: 1, "runs/5": 2}
+
+
 async def test_a_gate_that_closes_in_between_hides_nothing(
     cache: AsyncStateCache, other: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace,
     monkeypatch: pytest.MonkeyPatch,

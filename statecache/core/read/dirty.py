@@ -106,7 +106,7 @@ class Dirty:
                 held, shut = await self.held(first, seconds, values=listed.reads_values)
                 if not shut:  # the gate of none of them has closed meanwhile
                     told = {shard: min(flushed, went_back.get(shard, flushed)) for shard, flushed in opened.items()}
-                    return Overlay(held, told, up_to)
+                    return Overlay(held, told, up_to, gone=len(held) < len(first))
             await self._redis.io.sleep(backoff.take())
 
     async def held(self, keys: Sequence[str], seconds: float, *, values: bool) -> tuple[dict[str, Record], set[int]]:

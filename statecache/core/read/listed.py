@@ -59,12 +59,18 @@ class Sight(msgspec.Struct, frozen=True):
 class Overlay(msgspec.Struct, frozen=True):
     """What Redis holds that Postgres may not have, by key; and the watermarks of the open shards to go by.
 
-    Where there is more than was read at once, it is all of it up to and with the key `up_to`.
+    Where there is more than was read at once, it is all of it up to and with the key `up_to`. `gone` says that some of
+    it had left Redis when it was read: Postgres holds that by then.
     """
 
     records: dict[str, Record]
     flushed: dict[int, int]
     up_to: str | None = None
+    gone: bool = False
+
+    def follows(self, watermarks: Mapping[int, int]) -> bool:
+        """Return whether what Postgres held before, at these watermarks, shows with this all that there is."""
+        return not (self.gone or self.lacking(watermarks))
 
     def lacking(self, watermarks: Mapping[int, int]) -> bool:
         """Return whether Postgres, with these watermarks, lacks more than what is held here."""

@@ -3,7 +3,8 @@
 The dirty keys are read before Postgres, so a key that is flushed in between is seen at least once; of two sights of one
 key the higher version counts. A listing is not a snapshot: it shows each key as of some moment between the call and the
 end of the iteration. The first page is asked for before the dirty keys are, which are read while Postgres works. It
-counts where Postgres held all by then that was flushed when they were read; else it is read again.
+counts where Postgres held all by then that was flushed when they were read, and Redis holds them still; else it is read
+again.
 
 A Postgres that was put back to what it held before lacks what Redis takes for flushed, until a worker has flushed it
 again. So each page comes with the watermarks, read just before it, and where one is lower than what Redis has of it,
@@ -200,7 +201,7 @@ class Listing:
         down, more = listed.down, True
         waiting = sorted(overlay.records, reverse=not down)
         while more:
-            if first is None or overlay.lacking(first[1]):
+            if first is None or not overlay.follows(first[1]):
                 first = await self._page(listed, shards, page, _left(until))
             (rows, watermarks), first = first, None
             more, page = len(rows) == page, min(page * 4, _PAGE)
@@ -231,7 +232,7 @@ class Listing:
         overlay = await self._dirty.overlay(listed, shards, _left(until), looked=looked)
         given, reached = set[str](), _BEFORE_ALL[listed.down]
         while True:
-            if first is None:
+            if first is None or not overlay.follows(first[1]):
                 first = await self._page(listed, shards, wanted, _left(until))
             (rows, watermarks), first = first, None
             if overlay.lacking(watermarks):
