@@ -19,7 +19,6 @@ RACED = Ended(Case("race", "plain", 1), ["result k"] * 3, [0, 0, 0], ["k"], comp
 WOKEN = Ended(Case("paused", "plain", 1), ["unknown", "result k", "unknown"], [0, 0, 0], ["k"], completed=True)
 
 
-@pytest.mark.counts_seconds
 def test_no_kill_makes_an_effect_happen_twice_in_silence() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "tests.acceptance.step_kills", "--times", str(TIMES)],

@@ -118,27 +118,19 @@ async def test_where_the_tracked_connection_ends_the_absence_is_proven_without_i
 
 
 @pytest.mark.parametrize("settings", [{"near_window_s": 60.0}], indirect=True)
-async def test_where_redis_does_not_tell_the_call_ends_in_its_time(slow: AsyncStateCache, proxy: FaultProxy) -> None:
-    held = proxy.arm("hold_request", at=ABSENT)
-    begun = monotonic()
-    with suppress(Unavailable):
-        assert await slow.get(KEY, timeout=0.4) is None
-    assert held.struck
-    assert monotonic() - begun < 10
-    held.release()
-
-
-@pytest.mark.parametrize("settings", [{"near_window_s": 60.0}], indirect=True)
-@pytest.mark.parametrize("at", [KEY.encode(), ABSENT])
-async def test_where_half_of_an_answer_comes_the_call_ends_in_its_time(
-    at: bytes, slow: AsyncStateCache, proxy: FaultProxy
+@pytest.mark.parametrize(
+    ("kind", "at"), [("hold_request", ABSENT), ("half_reply", ABSENT), ("half_reply", KEY.encode())]
+)
+async def test_where_redis_does_not_tell_or_tells_half_the_call_ends_in_its_time(
+    kind: Any, at: bytes, slow: AsyncStateCache, proxy: FaultProxy
 ) -> None:
-    half = proxy.arm("half_reply", at=at)
+    fault = proxy.arm(kind, at=at)
     begun = monotonic()
     with suppress(Unavailable):
         assert await slow.get(KEY, timeout=0.4) is None
-    assert half.struck
+    assert fault.struck
     assert monotonic() - begun < 10
+    fault.release()
 
 
 @every_redis
