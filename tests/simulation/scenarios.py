@@ -362,7 +362,7 @@ SCENARIOS = {
         "test_a_connection_that_ends_while_the_gate_is_opened_is_made_anew",
     ),
     "told_of_own": (TOLD, "test_what_expires_while_its_reader_asks_is_not_kept_here"),
-    "told_in_time": (TOLD, "test_where_redis_does_not_tell_the_call_ends_in_its_time"),
+    "told_in_time": (TOLD, "test_where_redis_does_not_tell_or_tells_half_the_call_ends_in_its_time"),
     "told_by_hand": (TOLD, "test_what_is_dirty_and_was_removed_by_hand_is_not_absent"),
     "told_long_ago": (TOLD, "test_what_redis_told_does_not_count_for_longer_than_a_local_read_may_take"),
     "replaced": (
