@@ -74,6 +74,7 @@ from statecache.model import (
 from statecache.mutations import Add, Append, Create, Delete, Increment, Remove, Set
 from statecache.rules.difference import Difference
 from statecache.rules.steps import Done, NotDone, Retry, Step
+from statecache.rules.vectors import Scored
 
 if TYPE_CHECKING:
     from statecache._async.client import AsyncNamespace, AsyncStateCache
@@ -151,6 +152,7 @@ __all__ = [
     "Remove",
     "Retry",
     "SchemaNewer",
+    "Scored",
     "Set",
     "Settings",
     "StaleToken",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CALLED = (
     "get",
     "get_many",
+    "nearest",
     "exists",
     "set",
     "set_many",

@@ -21,6 +21,7 @@ from statecache._async.moves import AsyncMoves
 from statecache._async.observer import observe
 from statecache._async.reads import AsyncReads
 from statecache._async.rollback import AsyncRollback
+from statecache._async.searches import AsyncSearches
 from statecache._async.steps import AsyncSteps
 from statecache._async.transaction import AsyncTransaction
 from statecache._async.writes import AsyncWrites
@@ -53,6 +54,7 @@ class AsyncVerbs(
     AsyncModifiers[D],
     AsyncMoves[D],
     AsyncBulk[D],
+    AsyncSearches[D],
     AsyncSteps[D],
     AsyncFeeds[D],
     AsyncHistory[D],

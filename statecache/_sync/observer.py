@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 CALLED = (
     "get",
     "get_many",
+    "nearest",
     "exists",
     "set",
     "set_many",

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from msgspec.structs import replace
-
 from statecache.clock import boottime, monotonic
 from statecache.concurrency import iterated, run
 from statecache.core.arguments import refuse_no_names, refuse_no_version
@@ -19,7 +17,7 @@ from statecache.core.view import VerbGroup, expected_of
 from statecache.errors import NotChanged, UsageError
 from statecache.keys import checked_key, checked_prefix_of_list
 from statecache.model import ABSENT, ReadMode, State
-from statecache.rules.filters import Selection, checked_bound, filter_of
+from statecache.rules.filters import Selection
 
 if TYPE_CHECKING:
     pass
@@ -174,14 +172,7 @@ class Reads(VerbGroup[D], Generic[D]):
         if order in ("newest", "oldest") and not self._view.full(prefix):
             hint = "Give its prefix, like 'runs/'; namespaces() lists them."
             raise UsageError("by age one namespace is listed at a time", hint=hint)
-        if not isinstance(prefix, str):
-            checked_prefix_of_list(prefix, self._runtime.keys.shards)
-        bounds = {
-            what: "" if name is None else self._view.full(checked_bound(name, what))
-            for what, name in (("after", after), ("before", before))
-        }
-        held = replace(filter_of(where), without=OWN_SCHEMAS if typed else ())
-        selection = Selection(prefix=self._view.full(prefix), filter=held, **bounds)
+        selection = self._view.selection(prefix, after, before, where, OWN_SCHEMAS if typed else ())
         most = None if limit is None else min(limit, LIMIT_MAX)
         return Listed(selection=selection, order=order, limit=most, values=bool(values))
 

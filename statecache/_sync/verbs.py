@@ -23,6 +23,7 @@ from statecache._sync.moves import Moves
 from statecache._sync.observer import observe
 from statecache._sync.reads import Reads
 from statecache._sync.rollback import Rollback
+from statecache._sync.searches import Searches
 from statecache._sync.steps import Steps
 from statecache._sync.transaction import Transaction
 from statecache._sync.writes import Writes
@@ -56,6 +57,7 @@ class Verbs(
     Modifiers[D],
     Moves[D],
     Bulk[D],
+    Searches[D],
     Steps[D],
     Feeds[D],
     History[D],

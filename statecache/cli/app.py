@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from statecache.cli import deployment, epochs, erase, lost, policy, prune, quarantine, tail, verify
+from statecache.cli import deployment, epochs, erase, lost, policy, prune, quarantine, tail, vectors, verify
 from statecache.cli.demo.command import demo
 from statecache.cli.doctor.command import doctor
 from statecache.cli.history import blame_command, diff_command, log_command, show_command
@@ -98,3 +98,9 @@ parked.command(short_help="Show one parked entry.")(quarantine.show)
 parked.command(short_help="Take parked entries in after all.")(quarantine.retry)
 parked.command(short_help="Give parked entries up.")(quarantine.drop)
 app.add_typer(parked, name="quarantine")
+
+indexes = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look after indexes of vectors.")
+indexes.command("list", short_help="List what is indexed.")(vectors.list_command)
+indexes.command(short_help="Index a namespace's vectors.")(vectors.create)
+indexes.command(short_help="Let an index go.")(vectors.drop)
+app.add_typer(indexes, name="vectors")

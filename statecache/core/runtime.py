@@ -30,6 +30,7 @@ from statecache.core.postgres.tier import PostgresTier
 from statecache.core.read.hydration import Hydrator
 from statecache.core.read.listing import Listing
 from statecache.core.read.many import ManyReader
+from statecache.core.read.nearest import Nearest
 from statecache.core.read.reader import Reader
 from statecache.core.read.warming import Warmer
 from statecache.core.redis.installation import Pairing
@@ -93,8 +94,8 @@ class Runtime:
         )  # fmt: skip
         self.warmer = Warmer(self.keys, self.redis, near=self.near, tracked=self.tracked, hydrator=self.hydrator)
         self.listing = Listing(settings, self.keys, self.redis, self.postgres, near=self.near, reader=self.reader)
-        self.checkpoints = Checkpoints(self.many, self.listing)
-        self.branches = Branches(self.postgres)
+        self.nearest = Nearest(self.keys, self.postgres, self.listing)
+        self.checkpoints, self.branches = Checkpoints(self.many, self.listing), Branches(self.postgres)
         self.due_checkpoints = DueCheckpoints()
         self.policies = Policies(settings, self.keys, self.redis, self.postgres, self.opener)
         self.events = Subscriptions(self.redis, owner=ref(self))

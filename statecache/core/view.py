@@ -6,7 +6,7 @@ verb takes `timeout=` in seconds (the setting `timeout_s` without it) and raises
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ from statecache.codec import codec_for
 from statecache.core.arguments import checked_mode, made_default, refuse_unlike
 from statecache.errors import CodecError, Quarantined, UsageError
 from statecache.expiry import PLAIN_MAX, checked_ttl_ms, ending, expires_at, lasting, stored
+from statecache.keys import checked_prefix_of_list
 from statecache.model import (
     ABSENT,
     BLIND,
@@ -32,6 +33,7 @@ from statecache.model import (
 )
 from statecache.near import shareable
 from statecache.records import time_of
+from statecache.rules.filters import Selection, checked_bound, filter_of
 from statecache.rules.leases import UNGUARDED, Holding, Locks, guards_of
 from statecache.rules.provenance import refuse_provenance
 from statecache.rules.retention import checked_retention
@@ -92,6 +94,20 @@ class View(Generic[D]):
     def source(self, name: str) -> str:
         """Return the key of a name from which something is only taken."""
         return View.full(self, name)
+
+    def selection(
+        self, prefix: str, after: str | None, before: str | None, where: Mapping[str, Any] | None,
+        without: Sequence[str],
+    ) -> Selection:  # fmt: skip
+        """Return which states a call means, those of some schemas left out; raise UsageError."""
+        if not isinstance(prefix, str):
+            checked_prefix_of_list(prefix, self.runtime.keys.shards)
+        bounds = {
+            what: "" if name is None else self.full(checked_bound(name, what))
+            for what, name in (("after", after), ("before", before))
+        }
+        held = replace(filter_of(where), without=(*without,))
+        return Selection(prefix=self.full(prefix), filter=held, **bounds)
 
     def end_of(self, timeout: float | None) -> float:
         """Return the monotonic moment at which a verb's time is up; raise UsageError while the client is closing."""

@@ -139,6 +139,12 @@ class Tables(HistoryTables):
             if chain := self._chains.get(key):
                 yield chain[-1].as_state()
 
+    def _vector_index(self, **_: Any) -> list[Row]:
+        return []  # none can be made: all states are compared
+
+    def _list_nearest(self, **_: Any) -> list[Row]:
+        return []
+
     def _state_keys(self, keys: Sequence[str], **_: Any) -> Iterator[Row]:
         yield from ((key,) for key in keys if self._chains.get(key))
 

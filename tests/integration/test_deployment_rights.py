@@ -25,6 +25,7 @@ from statecache import (
     Unavailable,
 )
 from statecache.clock import monotonic
+from statecache.core.postgres.vector_indexes import create, drop, indexes
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, Log, flush, flush_through, flushing, turn_until
@@ -214,6 +215,30 @@ async def test_an_operator_erases_with_a_workers_rights_and_agents_may_not(deplo
         assert {one.place: one.rows for one in proof.places}["change"] == 1
         assert await client.get("visitors/ada", read="primary") is None
     assert deployment.sql("SELECT value FROM change WHERE key = 'visitors/ada' AND version = 1") == [(None,)]
+
+
+async def test_the_owner_indexes_vectors_a_worker_keeps_them_and_agents_search(
+    deployment: Deployment, raw: Any
+) -> None:
+    owner = deployment.settings_of("migrate", shards=SHARDS)
+    async with agent(deployment) as client, at_work(deployment) as worker:
+        await client.set("notes/ada", {"vectors": [1.0, 0.0]})
+        await flush(worker)
+        for settings in (client.settings, owner):
+            with pytest.raises(ConfigurationError, match="permission denied") as refused:
+                await create(settings, "notes", member="vectors", dims=2)
+            assert "CREATE EXTENSION vector" in str(refused.value)
+        deployment.sql("CREATE EXTENSION vector")
+        with pytest.raises(ConfigurationError, match="permission denied"):
+            await create(client.settings, "notes", member="vectors", dims=2)
+        assert await create(owner, "notes", member="vectors", dims=2) == 1
+        async with flushing(worker), asyncio.timeout(30):
+            while (await indexes(client.settings))[0].waiting:
+                await pause()
+            assert [state.key for state, _ in await client.nearest([1.0, 0.5], "notes/")] == ["notes/ada"]
+        assert worker.janitor.vectors.indexed == 1
+        assert await drop(owner, "notes")
+    deployment.sql("DROP EXTENSION vector")
 
 
 async def test_an_agent_that_lacks_any_of_them_is_refused_something(deployment: Deployment, raw: Any) -> None:

@@ -28,7 +28,7 @@ WAIT_S = 60.0
 BUILD_S = 120.0
 TABLES = ("branch", "change", "cluster", "conflict", "consumer", "epoch", "erasure", "late_change", "lock_token",
           "lost", "lost_change", "migration", "namespace", "prune_pass", "quarantine", "retention", "shard", "state",
-          "worker")  # fmt: skip
+          "vector_index", "vector_pending", "worker")  # fmt: skip
 WORKER_MAY = {
     ("change", "INSERT"), ("conflict", "INSERT"), ("lost", "INSERT"), ("quarantine", "INSERT"), ("state", "INSERT"),
     ("worker", "INSERT"), ("branch", "INSERT"),

@@ -16,6 +16,7 @@ from langgraph.store.base import BaseStore, GetOp, PutOp
 from statecache import AsyncStateCache, LimitExceeded, Settings, StateCache, UsageError
 from statecache.adapters.langgraph import StateCacheSaver, StateCacheStore
 from statecache.adapters.langgraph.store import searching
+from statecache.core.read import nearest as core_nearest
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, flushing, rows
@@ -226,7 +227,8 @@ async def test_readers_at_once_of_an_item_that_they_renew_all_have_it(settings: 
 async def test_a_search_that_would_compare_too_much_is_refused(
     store: StateCacheStore, cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching, "ITEMS_COMPARED_MAX", 150)
+    for module, limit in ((searching, "ITEMS_COMPARED_MAX"), (core_nearest, "COMPARED_MAX")):
+        monkeypatch.setattr(module, limit, 150)
     letters = Letters()
     near = StateCacheStore(cache, index={"dims": letters.dims, "embed": letters})
     await near.abatch([PutOp(("n", str(number % 2)), str(number), {"n": number}) for number in range(300)])
@@ -234,7 +236,7 @@ async def test_a_search_that_would_compare_too_much_is_refused(
     assert sorted(map(len, letters.asked)) in ([150, 150], [300])
     with pytest.raises(LimitExceeded, match=r"items to be compared is \d+, more than the limit"):
         await store.asearch(("n",), filter={"n": {"$lt": 0}})
-    with pytest.raises(LimitExceeded, match="items to be compared is 151, more than the limit of 150"):
+    with pytest.raises(LimitExceeded, match="states to be compared is 151, more than the limit of 150"):
         await near.asearch(("n",), query="x")
     assert len(await near.asearch(("n", "1"), query="x", limit=200)) == 150
     assert len(await store.asearch(("n",), filter={"n": {"$gte": 0}}, limit=200)) == 200

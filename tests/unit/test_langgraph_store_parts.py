@@ -25,7 +25,7 @@ from statecache.adapters.langgraph.store.names import (
     namespace_of,
     range_of,
 )
-from statecache.adapters.langgraph.store.vectors import Index, kept, nearest
+from statecache.adapters.langgraph.store.vectors import Index
 from statecache.keys import checked_key
 from tests.support.langgraph_items import Letters
 
@@ -143,13 +143,6 @@ def test_values_are_plain_json_that_nobody_else_holds() -> None:
             document(PutOp(("a",), "k", {}, ttl=ttl))
     with pytest.raises(LimitExceeded, match="an item is 9,"):
         size_of(document(PutOp(("a",), "k", {"x": "x" * 9_000_000})))
-
-
-def test_vectors_come_back_as_near_as_they_were() -> None:
-    assert nearest([1.0, 0.0], [kept([0.0, 2.0]), kept([3.0, 3.0])]) == pytest.approx(math.sqrt(0.5))
-    assert nearest([1.0, 0.0], [kept([-5.0, 0.0])]) == pytest.approx(-1)
-    assert nearest([1.0, 0.0], [kept([0.0, 0.0])]) == 0
-    assert nearest([1.0], []) is None
 
 
 def test_an_index_embeds_the_fields_that_it_names_or_the_put() -> None:

@@ -7,11 +7,13 @@ live, so that it may be evicted, which is when that n may leave. Nothing depends
 nothing on what an entry looks like. A state whose change Postgres did not take gets no time to live.
 
 The work is done in small steps between flushes: a few shards, a few hundred states, two round trips. So is the packing
-of what an earlier release left (`packing`). What policies let go of histories goes beside the flush (`prune_passes`).
+of what an earlier release left (`packing`). What policies let go of histories goes beside the flush (`prune_passes`),
+and so are vectors indexed (`vector_indexing`).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from statecache_workers.packing import Packing
 from statecache_workers.prune_passes import PrunePasses
 from statecache_workers.retention import Retention
 from statecache_workers.stream_places import StreamPlace, place_of
+from statecache_workers.vector_indexing import VectorIndexing
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
@@ -65,6 +68,7 @@ class Janitor:
         self.trimmed = self.marked = 0
         self.packing = Packing(owner=owner, monotonic=monotonic)
         self.prunes = PrunePasses(settings, keys, by=owner, monotonic=monotonic)
+        self.vectors = VectorIndexing(settings, keys, by=owner, monotonic=monotonic)
 
     @property
     def due(self) -> bool:
@@ -91,10 +95,11 @@ class Janitor:
         await self.packing.step(database, [shard for shard, one in holdings.items() if one.phase == "open"])
         if self._histories.bounded:
             self.prunes.ask()
+        await self.vectors.step(database)
 
     async def stop(self) -> None:
         """End what is under way beside the flush."""
-        await self.prunes.stop()
+        await asyncio.gather(self.prunes.stop(), self.vectors.stop())
 
     async def _tidy(self, link: Link, database: Database, holdings: dict[int, Holding]) -> None:
         now = self._monotonic()

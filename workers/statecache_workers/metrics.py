@@ -127,6 +127,9 @@ class Exposition(Collector):
         )
         yield _counter("pruned_values", "How many values it has let go, as policies say.", janitor.prunes.pruned.values)
         yield _counter("pruned_bytes", "How many bytes of them were kept.", janitor.prunes.pruned.freed)
+        yield _counter(
+            "indexed_states", "Of how many states it has taken the vectors into an index.", janitor.vectors.indexed
+        )
         yield _counter("trimmed_entries", "How many flushed entries it has let go.", worker.janitor.trimmed)
         yield _counter("states_marked_evictable", "How many clean states it has given a time to live.",
                        worker.janitor.marked)  # fmt: skip

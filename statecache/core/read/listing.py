@@ -25,7 +25,7 @@ for such a state, and may hold it for a while; once it does not, the record says
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,7 @@ class Listing:
         given = 0
         by_key = listed.order in ("key", "-key")
         async for found in (self._by_key if by_key else self._by_age)(listed, shards, seconds):
-            sight = await self._seen(found, seconds)
+            sight = await self.seen(found, seconds)
             if sight.is_listed and sight.holds(listed.selection.filter):
                 given += 1
                 yield sight
@@ -127,13 +127,24 @@ class Listing:
             found = found - {namespace} | live
         return sorted(found)
 
-    async def _seen(self, sight: Sight, seconds: float) -> Sight:
+    async def seen(self, sight: Sight, seconds: float) -> Sight:
         """Return the sight as it is now, or a newer one where this process has seen a newer state."""
         record = sight.record
         if self._near.seen(record.key, (record.epoch, record.version)):
             lived = self._clock.lived(record)
             return sight if lived is record else replace(sight, record=lived)
         return Sight(await self._reader.primary(record.key, end=monotonic() + seconds))
+
+    async def overlay(
+        self, listed: Listed, shards: Sequence[int], seconds: float, watermarks: Mapping[int, int] | None = None
+    ) -> Overlay:
+        """Return what is dirty, all of it, as `Dirty.overlay` does."""
+        return await self._dirty.overlay(listed, shards, seconds, watermarks)
+
+    async def everything(self, rows: Sequence[Sequence[Any]], overlay: Overlay, seconds: float) -> dict[str, Sight]:
+        """Return what is dirty, and rows with their values overlaid with that."""
+        dirty = {key: Sight(record) for key, record in overlay.records.items()}
+        return dirty | await self._overlaid(rows, overlay.records, seconds, values=True)
 
     async def _overlaid(
         self, rows: Sequence[Sequence[Any]], dirty: dict[str, Record], seconds: float, *, values: bool

@@ -2,8 +2,10 @@
 
 Postgres compares what it can be told of a filter, and reads no more than the page needs. An item that reading has
 renewed is listed before its time, for its state is newer than its last put: so more is read until what has not been
-cannot belong to the page. What a filter says beyond that is compared here, and a query with all vectors, for so many
-items at most; for more a search is refused, for a part of what there is would be no answer.
+cannot belong to the page. What a filter says beyond that is compared here, for so many items at most; for more a search
+is refused, for a part of what there is would be no answer. A query is `nearest`'s to answer: by pgvector where the
+namespace's vectors are indexed, else by comparing all items, of as many at most. Items that have no vectors come behind
+those that do, of the newest ones.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from statecache.adapters.langgraph.store.documents import Document, namespace, s
 from statecache.adapters.langgraph.store.filters import Wanted, refuse_negative
 from statecache.adapters.langgraph.store.items import renew
 from statecache.adapters.langgraph.store.names import range_of
-from statecache.adapters.langgraph.store.vectors import nearest
 from statecache.adapters.plans import Plan, call
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from langgraph.store.base import SearchItem, SearchOp
 
-    from statecache import State
+    from statecache import Scored, State
 
 ITEMS_COMPARED_MAX = 10_000
 """How many items a search reads at most beyond what its page holds."""
@@ -53,6 +54,10 @@ class Search:
             "list", self.range.prefix, **self.range.options(), where=self.wanted.where, order=order, limit=limit
         )
 
+    def nearest(self, vector: Sequence[float], limit: int) -> Plan[list[Scored[Document]]]:
+        """Return the items of what Postgres takes for what is meant whose vectors are the nearest to one."""
+        return call("nearest", vector, self.range.prefix, **self.range.options(), where=self.wanted.where, limit=limit)
+
 
 def search_items(search: Search, vector: Sequence[float] | None) -> Plan[list[SearchItem]]:
     """Return a page of the items that are meant: the nearest to a vector, or without one the newest."""
@@ -81,14 +86,32 @@ def _newest(search: Search) -> Plan[list[tuple[State[Document], float | None]]]:
 
 
 def _nearest(search: Search, vector: Sequence[float]) -> Plan[list[tuple[State[Document], float | None]]]:
-    """Return the page of those that have vectors, by their scores, and behind these of those that have none."""
-    states = yield from search.states("newest", ITEMS_COMPARED_MAX + 1)
-    _refuse_too_many(len(states), ITEMS_COMPARED_MAX)
-    found = sorted(filter(search.meets, states), key=_age, reverse=True)
-    scores = [(state, nearest(vector, state.value.get("vectors", {}).values())) for state in found]
-    scored = sorted((one for one in scores if one[1] is not None), key=_score, reverse=True)
-    rest = [one for one in scores if one[1] is None]
-    return [*scored, *rest][search.offset : search.offset + search.limit]
+    """Return the page of those that have vectors, by their scores, and behind these of those that have none.
+
+    A vector of nothing but zeros is as near to any as one across it, and is not searched for.
+    """
+    end = search.offset + search.limit
+    found = (yield from _scored(search, vector, end)) if any(vector) else []
+    if len(found) >= end and found[end - 1].score >= 0.0:
+        return [*found[search.offset : end]]
+    known = {one.state.key for one in found}
+    states = yield from search.states("newest", ITEMS_COMPARED_MAX)
+    rest = sorted((one for one in states if one.key not in known and search.meets(one)), key=_age, reverse=True)
+    across = [(state, 0.0) for state in rest if state.value.get("vectors")]
+    page = sorted([*found, *across], key=_score, reverse=True)
+    return [*page, *((state, None) for state in rest if not state.value.get("vectors"))][search.offset : end]
+
+
+def _scored(search: Search, vector: Sequence[float], end: int) -> Plan[list[Scored[Document]]]:
+    """Return the nearest items, `end` of them at least where there are so many."""
+    limit = end if search.is_told else max(end * _GROWTH, _READ_MIN)
+    while True:
+        scored = yield from search.nearest(vector, limit)
+        found = [one for one in scored if search.meets(one.state)]
+        if len(found) >= end or len(scored) < limit:
+            return found
+        _refuse_too_many(len(scored), ITEMS_COMPARED_MAX)
+        limit = min(limit * _GROWTH, ITEMS_COMPARED_MAX + 1)
 
 
 def _refuse_too_many(count: int, limit: int) -> None:
@@ -101,5 +124,5 @@ def _age(state: State[Document]) -> tuple[Any, str]:
     return updated_at(state), state.key
 
 
-def _score(one: tuple[Any, float | None]) -> float:
-    return one[1] or 0.0
+def _score(one: tuple[State[Document], float]) -> float:
+    return one[1]

@@ -57,7 +57,8 @@ class StateCacheStore(OnClients, BaseStore):
     `read` is how `get` reads: from the `primary`, or `local`, which may be as old as the near cache may be believed.
 
     `index` and `ttl` are as LangGraph has them; items end without being swept, and are never read beyond their end. A
-    query is compared with the vectors of all items under its prefix, exactly, of at most 10,000.
+    query is answered by pgvector once `statecache vectors create` has made an index of the namespace, else by comparing
+    the vectors of all items under its prefix, exactly, of at most 10,000.
 
     What statecache raises is raised: `OutcomeUnknown` where it is not known whether a put was applied, which makes the
     same put safe to repeat.

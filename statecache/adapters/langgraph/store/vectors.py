@@ -1,24 +1,22 @@
-"""The vectors of items: which texts are embedded, how their vectors are kept, and how near they are to a query's.
+"""The vectors of items: which texts are embedded, and how their vectors are kept.
 
-Vectors are kept with their item, so both are of one commit. A query is compared with every vector of every item that it
-may find, exactly, by cosine; an item's score is that of its nearest vector.
+Vectors are kept with their item, so both are of one commit, as `nearest` takes them: an item's score is the cosine of
+its nearest vector.
 """
 
 from __future__ import annotations
 
 from array import array
-from base64 import b64decode, b64encode
-from math import sqrt
-from operator import mul
+from base64 import b64encode
 from sys import byteorder
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from langgraph.store.base import ensure_embeddings, get_text_at_path, tokenize_path
 
 from statecache import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from langgraph.store.base import IndexConfig, PutOp
 
@@ -78,27 +76,8 @@ def kept(vector: Sequence[float]) -> str:
     return b64encode(_swapped(array(_FLOAT, vector)).tobytes()).decode()
 
 
-def nearest(query: Sequence[float], vectors: Iterable[str]) -> float | None:
-    """Return the greatest cosine of a query and vectors as they are kept; None where there are none."""
-    length = _length(query)
-    return max((_cosine(query, length, _of(one)) for one in vectors), default=None)
-
-
-def _of(text: str) -> Sequence[float]:
-    return cast("Sequence[float]", _swapped(array(_FLOAT, b64decode(text))))
-
-
 def _swapped(numbers: array[float]) -> array[float]:
     """Return the numbers with the least byte first, or as they are used here: the other way round, if at all."""
     if byteorder == "big":
         numbers.byteswap()
     return numbers
-
-
-def _cosine(query: Sequence[float], length: float, vector: Sequence[float]) -> float:
-    lengths = length * _length(vector)
-    return sum(map(mul, query, vector)) / lengths if lengths and len(query) == len(vector) else 0.0
-
-
-def _length(vector: Sequence[float]) -> float:
-    return sqrt(sum(map(mul, vector, vector)))

@@ -1,0 +1,60 @@
+"""Indexes of vectors in an operator's hands: made, listed, dropped; and what is told where one cannot be made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, Settings
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import flush, rows
+from tests.support.command_line import CommandLine
+from tests.support.vectors import need_pgvector, take_in
+
+
+@pytest.fixture
+def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """The command line on the test's deployment."""
+    return CommandLine(settings, monkeypatch, capsys)
+
+
+async def test_an_index_is_made_listed_and_dropped(
+    cli: CommandLine, cache: AsyncStateCache, worker: Worker, psql: psycopg.Connection[Any]
+) -> None:
+    need_pgvector(psql)
+    none = "no vectors are indexed; `statecache vectors create NAMESPACE --dims …` begins that\n"
+    assert await cli.beside("vectors", "list") == (0, none, "")
+    assert (await cli.beside("vectors", "list", "--json")).json == {"indexes": []}
+    await cache.set("notes/a", {"embedding": [1.0, 0.0]})
+    await flush(worker)
+    made = await cli.beside("vectors", "create", "notes", "--dims", "2", "--member", "embedding")
+    assert made == (0, "the vectors of 'notes' are indexed from now on; workers take in 1 state\n", "")
+    ((table,),) = rows(psql, "SELECT relation FROM vector_index")
+    fact = {"namespace": "notes", "member": "embedding", "dims": 2, "ready": True, "table": table, "waiting": 1}
+    assert (await cli.beside("vectors", "list", "--json")).json == {"indexes": [fact]}
+    take_in(psql)
+    told = await cli.beside("vectors", "list")
+    assert told.out.splitlines()[1].split() == ["notes", "embedding", "2", "0", table]
+    again = await cli.beside("vectors", "create", "notes", "--dims", "3")
+    assert again.status == 2
+    assert "are indexed already" in again.err
+    assert (await cli.beside("vectors", "drop", "notes")).status == 2
+    gone = await cli.beside("vectors", "drop", "notes", "--yes", "--json")
+    assert (gone.status, gone.json) == (0, {"namespace": "notes", "dropped": True})
+    assert await cli.beside("vectors", "drop", "notes", "--yes") == (1, "no vectors of 'notes' were indexed\n", "")
+
+
+async def test_a_server_without_pgvector_is_told_so(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = "CREATE EXTENSION IF NOT EXISTS no_such_extension"
+    monkeypatch.setattr("statecache.core.postgres.vector_indexes.statement", lambda _name, _schema: lacking)
+    told = await cli.beside("vectors", "create", "notes", "--dims", "3")
+    assert told.status == 3
+    assert "no_such_extension" in told.err
+    assert "This server has no pgvector: install it there" in told.err
+
+
+@pytest.mark.parametrize("dims", ["0", "4001", "x"])
+async def test_dimensions_that_are_none_are_refused(cli: CommandLine, dims: str) -> None:
+    assert (await cli.beside("vectors", "create", "notes", "--dims", dims)).status == 2
