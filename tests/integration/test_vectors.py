@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from array import array
 from base64 import b64decode
@@ -162,6 +163,19 @@ async def test_what_is_written_is_found_at_every_stage(
     assert (await client.nearest(QUERY, "notes/b/"))[0].score == pytest.approx(0.95, abs=1e-6)
 
 
+async def test_a_state_of_many_vectors_leaves_room_for_others(
+    client: AsyncStateCache, settings: Settings, worker: Worker, psql: psycopg.Connection[Any]
+) -> None:
+    many = {str(at): near(0.9 + at / 3000) for at in range(200)}
+    await client.set_many(
+        {"notes/many": {"vectors": many}} | {f"notes/{at}": {"vectors": near(at / 10)} for at in range(9)}
+    )
+    await flush(worker)
+    await create(settings, "notes", member="vectors", dims=DIMS)
+    take_in(psql)
+    assert await found(client, limit=3) == ["notes/many", "notes/8", "notes/7"]
+
+
 async def test_what_is_flushed_or_indexed_while_it_is_looked_for_is_found(
     cache: AsyncStateCache, settings: Settings, worker: Worker, psql: psycopg.Connection[Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -248,11 +262,15 @@ async def test_a_worker_that_is_at_it_holds_up_no_flush(
     await cache.set("notes/a", {"vectors": near(0.1)})
     await flush(worker)
     await create(settings, "notes", member="vectors", dims=DIMS)
+    take_in(psql)
+    await cache.set("notes/a", {"vectors": near(0.2)})
+    await flush(worker)
     with psycopg.connect(settings.postgres_url, options=f"-c search_path={settings.postgres_schema}") as at_it:
         assert at_it.execute("SELECT index_vectors(1000)").fetchone() == (1,)
         assert rows(psql, "SELECT index_vectors(1000)") == [(0,)]  # one at a time
         await cache.delete("notes/a")
-        await flush(worker)
+        async with asyncio.timeout(10):
+            await flush(worker)
         assert await found(cache) == []
         at_it.commit()
     assert [key for key, _ in table(psql)] == ["notes/a"]

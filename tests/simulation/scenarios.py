@@ -48,6 +48,8 @@ Why the other instruments do not see it:
                   what a local reader is told beside, `told_behind`, `told_by_hand`, `told_long_ago`, `told_of_own` and
                   `told_in_time`, and where a commit takes a key for new: `new_since`, `new_by_hand`, `new_before` and
                   `new_beside`
+    vectors_written  what a search by nearness finds: no judge of the arenas searches; so with `vectors_put_back`,
+                  `vectors_gone`, `vectors_at_it`, `vectors_of_one` and `vectors_dropped`
     opening_cut   who gives up where one connection ends: the judges of the arenas let a call fail in an outage
     cursor_ended  what a reader of changes is given: no judge of the arenas reads the feed; so with `waited_for`,
                   `came_late`, `stopped_anywhere`, `lost_name` and `given_again`
@@ -64,6 +66,7 @@ import pytest
 
 ABSENCES, TOLD = "tests/integration/test_client_absences.py", "tests/integration/test_near_absences.py"
 LATE, REFUSED = "tests/integration/test_client_late.py", "tests/integration/test_client_refused.py"
+VECTORS = "tests/integration/test_vectors.py"
 SCENARIOS = {
     "swapped": (
         "tests/integration/test_failover_roles.py",
@@ -365,6 +368,12 @@ SCENARIOS = {
     "told_in_time": (TOLD, "test_where_redis_does_not_tell_or_tells_half_the_call_ends_in_its_time"),
     "told_by_hand": (TOLD, "test_what_is_dirty_and_was_removed_by_hand_is_not_absent"),
     "told_long_ago": (TOLD, "test_what_redis_told_does_not_count_for_longer_than_a_local_read_may_take"),
+    "vectors_written": (VECTORS, "test_what_is_written_is_found_at_every_stage"),
+    "vectors_put_back": (VECTORS, "test_a_postgres_that_was_put_back_hides_nothing"),
+    "vectors_gone": (VECTORS, "test_what_goes_leaves_no_vector"),
+    "vectors_at_it": (VECTORS, "test_a_worker_that_is_at_it_holds_up_no_flush"),
+    "vectors_of_one": (VECTORS, "test_a_state_of_many_vectors_leaves_room_for_others"),
+    "vectors_dropped": (VECTORS, "test_an_index_that_goes_is_not_missed"),
     "replaced": (
         "tests/integration/test_pruning_races.py",
         "test_a_policy_that_is_replaced_meanwhile_counts_from_the_next_page_on",

@@ -14,7 +14,20 @@ from tests.simulation.mutations.modifiers import MODIFIERS
 from tests.simulation.mutations.near import NEAR
 from tests.simulation.mutations.operators import OPERATORS
 from tests.simulation.mutations.retention import RETENTION
+from tests.simulation.mutations.vectors import VECTORS
 
 MUTANTS = (
-    HOT | DURABLE | GATES | NEAR | AGENTS | OPERATORS | FEED | EXPIRY | MODIFIERS | RETENTION | HISTORIES | MERGING
+    HOT
+    | DURABLE
+    | GATES
+    | NEAR
+    | AGENTS
+    | OPERATORS
+    | FEED
+    | EXPIRY
+    | MODIFIERS
+    | RETENTION
+    | HISTORIES
+    | MERGING
+    | VECTORS
 )
