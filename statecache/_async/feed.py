@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 from statecache.changes import Change
 from statecache.clock import boottime, monotonic
 from statecache.codec import codec_for
-from statecache.core.feed.consumers import Consumer, checked_consumer
+from statecache.core.feed.consumers import END_S, Consumer, checked_consumer
 from statecache.core.feed.feed import ROWS, Feed
 from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.view import VerbGroup
@@ -227,8 +227,16 @@ class AsyncChanges(AsyncFollowing[V], Generic[V]):
             await self.close()
         elif issubclass(kind, Exception):  # the change that was given last may not have been handled
             await self._end(None)
-        else:  # who is cancelled waits for nobody
-            self._feed.stop()
+        else:
+            await self._cut_off()
+
+    async def _cut_off(self) -> None:
+        """End the iteration of who is cancelled, and waits for nobody; others may have the name of a consumer."""
+        self._feed.stop()
+        runtime, consumer = self._view.runtime, self._consumer
+        if consumer is not None and self._taken:
+            self._taken = False
+            await runtime.io.beside(lambda: runtime.consumers.withdraw(consumer), END_S)
 
 
 class AsyncWatch(AsyncFollowing[V], Generic[V]):

@@ -13,7 +13,7 @@ from statecache.changes import Change
 from statecache.clock import boottime, monotonic
 from statecache.codec import codec_for
 from statecache.concurrency import run
-from statecache.core.feed.consumers import Consumer, checked_consumer
+from statecache.core.feed.consumers import END_S, Consumer, checked_consumer
 from statecache.core.feed.feed import ROWS, Feed
 from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.view import VerbGroup
@@ -230,8 +230,16 @@ class Changes(Following[V], Generic[V]):
             run(self.close())
         elif issubclass(kind, Exception):  # the change that was given last may not have been handled
             run(self._end(None))
-        else:  # who is cancelled waits for nobody
-            self._feed.stop()
+        else:
+            run(self._cut_off())
+
+    def _cut_off(self) -> None:
+        """End the iteration of who is cancelled, and waits for nobody; others may have the name of a consumer."""
+        self._feed.stop()
+        runtime, consumer = self._view.runtime, self._consumer
+        if consumer is not None and self._taken:
+            self._taken = False
+            run(runtime.io.beside(lambda: runtime.consumers.withdraw(consumer), END_S))
 
 
 class Watch(Following[V], Generic[V]):

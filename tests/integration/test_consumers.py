@@ -40,6 +40,45 @@ async def _write(cache: AsyncStateCache, worker: Worker, *values: int) -> None:
     await flush(worker)
 
 
+async def test_who_is_cancelled_leaves_the_name_to_others(
+    cache: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "LEASE_S", WAIT_S * 10)
+    await _write(cache, worker, 1)
+    for _ in range(3):
+        handling = asyncio.Event()
+
+        async def read(handling: asyncio.Event = handling) -> None:
+            async with cache.changes("runs/", consumer="indexer") as feed:
+                async for _ in feed:
+                    handling.set()
+
+        task = asyncio.create_task(read())
+        async with asyncio.timeout(WAIT_S):
+            await handling.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    async with asyncio.timeout(WAIT_S), cache.changes("runs/", consumer="indexer", follow=False) as again:
+        assert [change.value async for change in again] == [1]
+
+
+async def test_ctrl_c_leaves_the_name_to_others(
+    cache: AsyncStateCache, sync_cache: StateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "LEASE_S", WAIT_S * 10)
+    await _write(cache, worker, 1)
+
+    def read() -> None:
+        with pytest.raises(KeyboardInterrupt), sync_cache.changes("runs/", consumer="indexer") as feed:
+            for _ in feed:
+                raise KeyboardInterrupt
+
+    for _ in range(2):
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.to_thread(read)
+
+
 async def test_a_name_goes_on_where_its_reader_left_it(
     cache: AsyncStateCache, sync_cache: StateCache, worker: Worker, psql: Psql
 ) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from statecache.concurrency import Background
     from statecache.core.postgres.tier import PostgresTier
 
+END_S = 0.05
+"""How long who is cancelled waits for a name to be given back, in seconds."""
 LEASE_S = 10.0
 STORE_S = 1.0
 """How often it is stored where a reader stands, in seconds."""
@@ -110,6 +112,11 @@ class Consumers:
         """Store where the reader stands, and let others have the name."""
         self._let_go(consumer)
         await self.keep(consumer, stands_at, seconds=seconds, lease=0.0)
+
+    async def withdraw(self, consumer: Consumer) -> None:
+        """Let others have the name of a reader that was cut off; where that fails, its lease ends by itself."""
+        with suppress(StateCacheError):
+            await self.give_back(consumer, None, seconds=_GIVE_BACK_S)
 
     def _let_go(self, consumer: Consumer) -> None:
         with self._mutex:
