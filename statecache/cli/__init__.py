@@ -6,6 +6,7 @@ Everything heavy is imported by the command that needs it; without the extra `cl
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 from statecache.cli.exits import CONFIGURATION, INTERRUPTED
@@ -15,10 +16,26 @@ NEEDS = "statecache: the command line needs typer and rich: pip install 'stateca
 
 def main() -> None:
     """Run the command line and end the process with its exit status."""
+    _stand_in_for_closed()
     try:
         sys.exit(_status())
     except KeyboardInterrupt:  # while modules are still being read
         sys.exit(INTERRUPTED)
+
+
+def _stand_in_for_closed() -> None:
+    """Have what was closed by who began the process (`>&-`) lead nowhere, as what nobody reads does.
+
+    A file or connection that is opened later would get its number, and what is printed with it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            while (nowhere := os.open(os.devnull, os.O_RDWR)) < number:
+                pass
+            if nowhere > number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", encoding="utf-8"))
 
 
 def _status() -> int:

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Literal
 
 import msgspec
@@ -112,9 +112,13 @@ def folded(text: str | Iterable[str], width: int, gap: str = " ") -> str:
 
 
 def tell(text: str) -> None:
-    """Print a line on stderr behind the command's name; a terminal gets it broken between words."""
+    """Print a line on stderr behind the command's name; a terminal gets it broken between words.
+
+    Where stderr has no room, or nobody reads it, what the command does goes on all the same.
+    """
     line = f"statecache: {text}"
-    print(folded(line, console(on_stderr=True).width) if sys.stderr.isatty() else line, file=sys.stderr)
+    with suppress(OSError):
+        print(folded(line, console(on_stderr=True).width) if sys.stderr.isatty() else line, file=sys.stderr)
 
 
 def say(text: str | Sequence[str]) -> None:

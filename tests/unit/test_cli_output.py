@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -35,3 +36,19 @@ def test_output_that_finds_no_room_is_told_in_one_line_with_a_status_of_its_own(
     with FULL.open("wb") as full:
         status, errors = ended(arguments, full.fileno())
     assert (status, errors) == (5, "statecache: the output could not be written: No space left on device.\n")
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_what_was_closed_by_the_shell_is_no_error(arguments: list[str], closed: str) -> None:
+    line = f"exec {shlex.join([sys.executable, '-m', 'statecache', *arguments])} {closed}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (">&-" not in closed.replace("2>&-", ""))
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+def test_what_is_told_beside_the_output_and_finds_no_room_is_no_error() -> None:
+    line = f"exec {shlex.join([sys.executable, '-m', 'statecache', 'nonsense'])} 2>{FULL}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
