@@ -8,6 +8,7 @@ read all of it, so it is not asked what the type leaves out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from statecache.codec import Codec, codec_for
@@ -30,7 +31,7 @@ class UpgradingCodec(Codec):
         if not ours.name:
             raise UsageError("upgrade= needs type=, a class that has a version", hint=_HINT)
         self._version = ours.version
-        self._steps = dict(upgrade)
+        self._steps = dict(upgrade) if isinstance(upgrade, Mapping) else {}
         if not self._steps or not all(isinstance(at, int) and callable(step) for at, step in self._steps.items()):
             raise UsageError("upgrade= is a dictionary of versions and functions", hint=_HINT)
         first, known = min(self._steps), self._steps.keys()
@@ -45,7 +46,7 @@ class UpgradingCodec(Codec):
         """
         version = Schema.parse(schema).version
         if version not in self._steps:
-            return super().decode(data, key=key, encoding=encoding)
+            return super().decode(data, key=key, encoding=encoding, schema=schema)
         plain = codec_for(Any, self.encoding)
         value = plain.decode(data, key=key, encoding=encoding)
         for at in range(version, self._version):
@@ -57,7 +58,11 @@ class UpgradingCodec(Codec):
         if self._class is not None and isinstance(value, self._class):
             return value
         upgraded, _ = plain.encode(value, key=key, bytes_max=VALUE_BYTES_MAX)
-        return super().decode(upgraded, key=key)
+        try:
+            return super().decode(upgraded, key=key, schema=self.schema)
+        except CodecError as error:
+            reason = f"its upgrade from version {version} made what does not fit: {error.reason}"
+            raise CodecError(key=key, path=error.path, verb="decoded", reason=reason) from error
 
     def reader(self, encoding: str) -> None:
         """Return nothing: what reads the bytes depends on what they were written as."""

@@ -60,7 +60,7 @@ class AsyncNamespace(AsyncVerbs[D], Generic[D]):
         value_bytes_max: int | None = ..., locking: Locking | None = ..., history: History | None = ...,
         retention: timedelta | None = ..., retention_count: int | None = ...,
         merge: Merge | None = ..., checkpoint: CheckpointPolicy | None = ...,
-    ) -> AsyncNamespace[Any]: ...  # fmt: skip
+    ) -> AsyncNamespace[D]: ...  # fmt: skip
     @overload
     def namespace(
         self, name: str, *, type: type[V], encoding: Encoding | None = ..., durability: Durability | None = ...,

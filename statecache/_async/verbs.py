@@ -5,9 +5,9 @@ A lease is a view like that which locked, its commits fenced with the lease's to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from weakref import ref
 
 from statecache._async.branches import AsyncBranches
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 D = TypeVar("D")
 V = TypeVar("V")
+R = TypeVar("R")
 _END_S = 0.05
 """How long a caller who is cancelled in a lock's block waits for the lease to be given back, in seconds."""
 
@@ -91,6 +92,16 @@ class AsyncVerbs(
             reason=checked_reason(reason), timeout=timeout,
         )  # fmt: skip
 
+    @overload
+    async def transact(
+        self, names: Sequence[str], function: Callable[[AsyncTransaction[D]], Awaitable[R]], *,
+        durability: Durability | None = ..., actor: str = ..., reason: str = ..., timeout: float | None = ...,
+    ) -> R: ...  # fmt: skip
+    @overload
+    async def transact(  # type: ignore[overload-cannot-match, unused-ignore]
+        self, names: Sequence[str], function: Callable[[AsyncTransaction[D]], R], *,
+        durability: Durability | None = ..., actor: str = ..., reason: str = ..., timeout: float | None = ...,
+    ) -> R: ...  # fmt: skip
     async def transact(
         self,
         names: Sequence[str],

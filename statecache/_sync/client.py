@@ -62,7 +62,7 @@ class Namespace(Verbs[D], Generic[D]):
         value_bytes_max: int | None = ..., locking: Locking | None = ..., history: History | None = ...,
         retention: timedelta | None = ..., retention_count: int | None = ...,
         merge: Merge | None = ..., checkpoint: CheckpointPolicy | None = ...,
-    ) -> Namespace[Any]: ...  # fmt: skip
+    ) -> Namespace[D]: ...  # fmt: skip
     @overload
     def namespace(
         self, name: str, *, type: type[V], encoding: Encoding | None = ..., durability: Durability | None = ...,

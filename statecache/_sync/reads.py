@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -49,13 +49,13 @@ class Reads(VerbGroup[D], Generic[D]):
     ) -> State[Any] | None: ...  # fmt: skip
     @overload
     def get(
-        self, name: str, *, default: Any, read: ReadMode | None = ..., max_stale: float | None = ...,
+        self, name: str, *, default: D | Callable[[], D], read: ReadMode | None = ..., max_stale: float | None = ...,
         min_version: int = ..., timeout: float | None = ...,
     ) -> State[D]: ...  # fmt: skip
     @overload
     def get(
-        self, name: str, *, type: type[V], default: Any, read: ReadMode | None = ..., max_stale: float | None = ...,
-        min_version: int = ..., timeout: float | None = ...,
+        self, name: str, *, type: type[V], default: V | Callable[[], V], read: ReadMode | None = ...,
+        max_stale: float | None = ..., min_version: int = ..., timeout: float | None = ...,
     ) -> State[V]: ...  # fmt: skip
     @overload
     def get(

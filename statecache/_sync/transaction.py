@@ -93,17 +93,20 @@ class Transaction(Generic[D]):
 
     def _begin(self) -> None:
         """Watch and read every key, repeatedly until all of them are in Redis."""
-        end, backoff = self._view.moment_of(self._timeout), Backoff(0.005, 0.25)
+        end, backoff, waited = self._view.moment_of(self._timeout), Backoff(0.005, 0.25), 0.0
         self._end_at = end
         run(self._runtime.committer.prepare(self._durability, self._shard, end=end))
         while not self._records:
+            asked = monotonic()
             try:
-                self._link = run(self._runtime.redis.pool.hold(max(end - monotonic(), 0.001)))
+                self._link = run(self._runtime.redis.pool.hold(max(end - asked, 0.001), waited))
                 run(self._runtime.support.check_server(self._durability, self._link, end=end))
                 missing = run(self._watch(self._link, end))
             except RedisUnavailable as error:
                 run(self._leave())
-                if error.reason != "pool":
+                if error.reason == "pool":
+                    waited += monotonic() - asked
+                else:
                     run(self._runtime.redis.pool.drop_idle())
                 if error.reason in ("refused", *FINAL) or backoff.outlasts(end):
                     raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from weakref import ref
 
 from statecache._sync.branches import Branches
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 D = TypeVar("D")
 V = TypeVar("V")
+R = TypeVar("R")
 _END_S = 0.05
 """How long a caller who is cancelled in a lock's block waits for the lease to be given back, in seconds."""
 
@@ -94,6 +95,16 @@ class Verbs(
             reason=checked_reason(reason), timeout=timeout,
         )  # fmt: skip
 
+    @overload
+    def transact(
+        self, names: Sequence[str], function: Callable[[Transaction[D]], R], *,
+        durability: Durability | None = ..., actor: str = ..., reason: str = ..., timeout: float | None = ...,
+    ) -> R: ...  # fmt: skip
+    @overload
+    def transact(  # type: ignore[overload-cannot-match, unused-ignore]
+        self, names: Sequence[str], function: Callable[[Transaction[D]], R], *,
+        durability: Durability | None = ..., actor: str = ..., reason: str = ..., timeout: float | None = ...,
+    ) -> R: ...  # fmt: skip
     def transact(
         self,
         names: Sequence[str],

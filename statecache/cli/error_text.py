@@ -78,6 +78,7 @@ _REMEDIES: dict[type[StateCacheError], Callable[[Any], str]] = {
 }
 
 _CALLS = {
+    "Say ttl=timedelta": "Say 90s, 20min, 2h or 30d; `statecache rm` deletes at once.",
     "Say ttl=": "`statecache show KEY@POINT` shows it; `statecache set KEY VALUE --ttl` writes it anew.",
 }
 """What a remedy of a UsageError begins with that names an argument of the client, and what it is in commands."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +15,18 @@ from statecache.cli.screen import plain, tell
 from statecache.errors import UsageError
 from statecache.model import DURABILITIES, Durability
 from statecache.settings import Settings, unknown_variables
+
+UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+"""The seconds of each unit of time."""
+_span = re.compile(rf"(\d{{1,9}}) ?({'|'.join(UNITS)})", re.ASCII).fullmatch
+
+
+def span_of(text: str, option: str, *, hint: str) -> timedelta:
+    """Return a span of time that was spelt as 90d or 12h, or raise UsageError."""
+    found = _span(text)
+    if found is None:
+        raise UsageError(f"{option} {text!r} is no span of time", hint=hint)
+    return timedelta(seconds=int(found[1]) * UNITS[found[2]])
 
 
 def one_of(words: Sequence[str]) -> Callable[[str], list[str]]:

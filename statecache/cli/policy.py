@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 
 from statecache.cli.asking import confirmed
 from statecache.cli.exits import FINDING, OK
-from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, Yes, one_of, operator, settings_of
+from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, Yes, one_of, operator, settings_of, span_of
 from statecache.cli.screen import plain, print_json, print_table, say, tell
 from statecache.errors import UsageError
 from statecache.keys import checked_namespace
@@ -22,8 +21,6 @@ from statecache.rules.retention import checked_retention
 from statecache.settings import Settings
 
 NONE = "none"
-_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 604_800}
-_span = re.compile(rf"(\d{{1,9}}) ?({'|'.join(_UNITS)})").fullmatch
 _HISTORIES = one_of(HISTORIES)
 
 
@@ -188,12 +185,7 @@ def _changed(
 
 
 def _span_of(text: str) -> timedelta | None:
-    if text == NONE:
-        return None
-    found = _span(text)
-    if found is None:
-        raise UsageError(f"--retention {text!r} is no span of time", hint=f"Say 90d or 12h, or {NONE}.")
-    return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
+    return None if text == NONE else span_of(text, "--retention", hint=f"Say 90d or 12h, or {NONE}.")
 
 
 def _count_of(text: str) -> int | None:

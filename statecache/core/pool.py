@@ -148,13 +148,16 @@ class Pool(Generic[C]):
         connection.slot = slot
         return connection
 
-    async def hold(self, seconds: float) -> C:
-        """Lend a connection that is kept while something else is waited for; at most half of them may be at once."""
+    async def hold(self, seconds: float, waited: float = 0.0) -> C:
+        """Lend a connection that is kept while something else is waited for; at most half of them may be at once.
+
+        `waited` is for how many seconds it was asked for already.
+        """
         begun = monotonic()
         slot = await self._holds.acquire(_patience(seconds))
         if slot is None:
             what = f"one of the {self._holds_max} connections that transactions may hold"
-            raise self.all_in_use(monotonic() - begun, what)
+            raise self.all_in_use(waited + monotonic() - begun, what)
         try:
             connection = await self.take(max(seconds - (monotonic() - begun), 0.001))
         except BaseException:  # whatever hindered it, another one may hold one

@@ -70,13 +70,17 @@ async def test_ctrl_c_leaves_the_name_to_others(
     await _write(cache, worker, 1)
 
     def read() -> None:
-        with pytest.raises(KeyboardInterrupt), sync_cache.changes("runs/", consumer="indexer") as feed:
+        with sync_cache.changes("runs/", consumer="indexer") as feed:
             for _ in feed:
                 raise KeyboardInterrupt
 
+    def interrupted() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            read()
+
     for _ in range(2):
         async with asyncio.timeout(WAIT_S):
-            await asyncio.to_thread(read)
+            await asyncio.to_thread(interrupted)
 
 
 async def test_a_name_goes_on_where_its_reader_left_it(

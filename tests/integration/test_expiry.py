@@ -298,8 +298,14 @@ async def test_by_hand(cache: AsyncStateCache, cli: CommandLine) -> None:
     await _gone(cache)
     absent = await cli.beside("get", KEY)
     assert (absent.status, "version 2 ended at" in absent.err) == (1, True)
-    refused = await cli.beside("set", KEY, "1", "--ttl", "0")
-    assert (refused.status, "ttl=0.0 is not a time above 0" in refused.err) == (2, True)
+    for wrong, why in (("0", "ttl=0.0 is not a time above 0"), ("5x", "'5x' is no span of time"), ("nan", "ttl=nan")):
+        refused = await cli.beside("set", KEY, "1", "--ttl", wrong)
+        assert (refused.status, why in refused.err) == (2, True)
+        assert "Say 90s, 20min, 2h or 30d; `statecache rm` deletes at once." in refused.err
+    told = (await cli.beside("set", KEY, "1", "--ttl", "20min", "--json")).json
+    state = await cache.get(KEY, read="primary")
+    assert state is not None
+    assert abs((state.expires_at or state.updated_at) - state.updated_at - timedelta(minutes=20)).total_seconds() < 0.01
 
 
 async def test_from_its_end_on_no_moment_has_a_state(cache: AsyncStateCache, worker: Worker, cli: CommandLine) -> None:

@@ -7,7 +7,19 @@ from typing import Annotated, Literal, reveal_type
 
 from msgspec import Meta
 
-from statecache import Add, Append, AsyncStateCache, Create, Delete, Increment, Remove, Set, StateCache
+from statecache import (
+    Add,
+    Append,
+    AsyncStateCache,
+    AsyncTransaction,
+    Create,
+    Delete,
+    Increment,
+    Remove,
+    Set,
+    StateCache,
+    Transaction,
+)
 
 
 @dataclass
@@ -32,6 +44,16 @@ def grown(job: Job) -> Job:
 def changed(other: Other) -> Other:
     """Return another one."""
     return other
+
+
+def counted(tx: Transaction[Job]) -> int:
+    """Return what a transaction comes to."""
+    return len(tx.states)
+
+
+async def awaited_count(tx: AsyncTransaction[Job]) -> int:
+    """Return what a transaction comes to."""
+    return len(tx.states)
 
 
 def of_a_namespace(cache: StateCache) -> None:
@@ -67,6 +89,12 @@ def of_a_namespace(cache: StateCache) -> None:
         reveal_type(lease.get("a"))  # is: State[Job] | None
         lease.set("a", 5)  # error: arg-type
     reveal_type(jobs.namespace("inner", type=Other).get("a"))  # is: State[Other] | None
+    reveal_type(jobs.namespace("inner").get("a"))  # is: State[Job] | None
+    jobs.namespace("inner").set("a", 5)  # error: arg-type
+    jobs.get("a", default=5)  # error: call-overload
+    reveal_type(jobs.transact(["a"], counted))  # is: int
+    reveal_type(jobs.nearest([1.0])[0].state)  # is: State[Job]
+    reveal_type(jobs.nearest([1.0], type=Other)[0].state)  # is: State[Other]
     jobs.set("a", Job(), durabilty="disk")  # error: call-arg
 
 
@@ -110,6 +138,8 @@ async def of_an_asynchronous_one(cache: AsyncStateCache) -> None:
     reveal_type(await jobs.update("a", grown))  # is: State[Job]
     await jobs.update("a", changed)  # error: arg-type
     reveal_type([one async for one in jobs.list()])  # is: list[State[Job]]
+    reveal_type(await jobs.transact(["a"], awaited_count))  # is: int
+    reveal_type(await jobs.transact(["a"], lambda tx: len(tx.states)))  # is: int
     reveal_type(await jobs.wait_for("a"))  # is: State[Job] | None
     reveal_type(await cache.namespace("numbers", type=int).increment("a", 2))  # is: State[int]
     await jobs.increment("a")  # error: misc

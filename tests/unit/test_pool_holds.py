@@ -53,6 +53,14 @@ def _pool(size: int, dialed: Dialed | None = None) -> Pool[FakeConnection]:
     return Pool(dialed or Dialed(), io=TASKS, size=size, busy=RedisUnavailable, what="Redis")
 
 
+async def test_who_asks_again_is_told_how_long_he_has_waited_in_all() -> None:
+    pool = _pool(2)
+    held = await pool.hold(1)
+    with pytest.raises(RedisUnavailable, match=r"waited 7\.\d* s for one of the 1 connections"):
+        await pool.hold(0.01, waited=7.3)
+    pool.give(held)
+
+
 async def test_half_of_the_connections_may_be_held_and_the_others_are_lent_all_the_same() -> None:
     pool = _pool(4)
     held = [await pool.hold(1), await pool.hold(1)]

@@ -94,8 +94,12 @@ def test_an_upgrade_that_fails_says_which_and_where() -> None:
     with pytest.raises(CodecError, match=r"its upgrade from version 1 failed: KeyError: .left.") as caught:
         reads.decode(b'{"goal":"g"}', key="runs/42", schema="V1@1#0")
     assert caught.value.key == "runs/42"
-    with pytest.raises(CodecError, match="steps"):
+    with pytest.raises(CodecError, match="its upgrade from version 1 made what does not fit") as caught:
         UpgradingCodec(V2, {1: lambda run: run}, encoding="json").decode(b'{"goal":"g"}', key="k", schema="V1@1#0")
+    assert "steps" in caught.value.reason
+    assert "plain data" not in str(caught.value)
+    with pytest.raises(CodecError, match="it was written as V2@9, and is read as V2@2"):
+        UpgradingCodec(V2, {1: from_1}, encoding="json").decode(b'{"aim":"g"}', key="k", schema="V2@9#0")
 
 
 def test_what_is_newer_is_never_upgraded_nor_written_over() -> None:
@@ -117,6 +121,8 @@ def test_what_is_newer_is_never_upgraded_nor_written_over() -> None:
         (V3, {-1: from_1, 0: from_1, **UPGRADE}, "every version"),
         (V3, {1: from_1, 2: "no function"}, "a dictionary of versions"),
         (V1, {1: from_1}, "every version"),
+        (V2, from_1, "a dictionary of versions"),
+        (V2, [from_1], "a dictionary of versions"),
         (Any, {1: from_1}, "needs type="),
         (dict[str, V2], {1: from_1}, "needs type="),
     ],

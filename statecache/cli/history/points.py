@@ -18,17 +18,17 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from statecache.cli.options import UNITS
 from statecache.errors import UsageError
 from statecache.keys import checked_key
 from statecache.model import Position
 
 FORMS = "a version, -1 for one before the newest, a position, a time, 2h for two hours ago, or a checkpoint's label"
-_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DIGITS_MAX = 18
 _is_number = re.compile(r"-?\d+", re.ASCII).fullmatch
 _position = re.compile(rf"(\d{{1,{_DIGITS_MAX}}})-(\d{{1,{_DIGITS_MAX}}})", re.ASCII).fullmatch
 _like_a_time = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII).match
-_ago = re.compile(rf"(\d{{1,9}}) ?({'|'.join(_UNITS)})( ago)?", re.ASCII).fullmatch
+_ago = re.compile(rf"(\d{{1,9}}) ?({'|'.join(UNITS)})( ago)?", re.ASCII).fullmatch
 
 
 class PointName(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ def point_of(text: str, *, now: datetime) -> PointName:
     if _like_a_time(text):
         return PointName(time=_moment(text))
     if (found := _ago(text)) is not None:
-        return PointName(time=_before(now, int(found[1]) * _UNITS[found[2]], text))
+        return PointName(time=_before(now, int(found[1]) * UNITS[found[2]], text))
     return PointName(label=text)
 
 

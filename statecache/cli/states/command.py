@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +25,7 @@ from statecache.cli.options import (
     checked_durability,
     operator,
     settings_of,
+    span_of,
 )
 from statecache.cli.screen import (
     console,
@@ -90,6 +92,14 @@ def get(
     return OK
 
 
+def _lasts(text: str) -> timedelta | float:
+    """Return how long a state lasts that is written: a span of time, or seconds."""
+    try:
+        return float(text)
+    except ValueError:
+        return span_of(text, "--ttl", hint="Say 90s, 20min, 2h or 30d; `statecache rm` deletes at once.")
+
+
 def put(
     key: Key,
     value: Annotated[str, typer.Argument(metavar="VALUE|-", help="JSON, or - to read it from stdin.")],
@@ -98,7 +108,9 @@ def put(
         str | None, typer.Option(metavar="CHANGE_ID", help="Only where this is still the current change.")
     ] = None,
     create: Annotated[bool, typer.Option("--create", help="Only where there is nothing yet.")] = False,
-    ttl: Annotated[float | None, typer.Option(metavar="SECONDS", help="How long it lasts; else for ever.")] = None,
+    ttl: Annotated[
+        str | None, typer.Option(metavar="SPAN", help="How long it lasts, as 20min or 2h; else for ever.")
+    ] = None,
     durability: Level = None,
     actor: Actor = "",
     reason: Reason = "",
@@ -117,7 +129,7 @@ def put(
     Examples:
       statecache set runs/42 '{"goal": "refund"}' --reason "by hand"
       statecache set runs/42 --text hello --create
-      statecache set approvals/42 true --ttl 3600
+      statecache set approvals/42 true --ttl 2h
       statecache get runs/42 | jq .n=2 | statecache set runs/42 - --expected 5f3c…
     """
     from statecache.cli.states import by_hand
@@ -129,7 +141,7 @@ def put(
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     more: dict[str, Any] = {
         "durability": checked_durability(durability), "actor": actor or operator(), "reason": reason,
-        "change_id": change_id, "ttl": ttl,
+        "change_id": change_id, "ttl": None if ttl is None else _lasts(ttl),
     }  # fmt: skip
     if expected is not None:
         more["expected"] = expected
