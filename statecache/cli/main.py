@@ -11,6 +11,7 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -37,6 +38,7 @@ def run(arguments: Sequence[str]) -> int:
         )
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
+        _give_up()
         return INTERRUPTED
     except _Usage as error:
         return _usage(error, arguments)
@@ -60,6 +62,20 @@ def run(arguments: Sequence[str]) -> int:
 def _nobody_reads_on() -> int:
     _drop_stdout()
     return OK
+
+
+def _give_up() -> None:
+    """Write what is buffered as far as it goes at once: who reads it may have stopped, and would be waited for."""
+    with suppress(OSError, ValueError):
+        number = sys.stdout.fileno()
+        try:
+            os.set_blocking(number, False)
+            sys.stdout.flush()
+        except OSError:
+            os.set_blocking(number, True)
+            _drop_stdout()
+        else:
+            os.set_blocking(number, True)
 
 
 def _full(error: OSError) -> int:

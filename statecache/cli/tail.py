@@ -20,6 +20,7 @@ from statecache.cli.screen import console, is_terminal, plain, print_json, short
 from statecache.records import text_of
 
 if TYPE_CHECKING:
+    from statecache._async.feed import AsyncChanges
     from statecache.changes import Change
     from statecache.settings import Settings
 
@@ -73,7 +74,7 @@ async def _tail(settings: Settings, prefix: str, since: str | None, *, once: boo
 
     async with client(settings) as cache:
         feed = cache.changes(prefix, since=since, follow=not once)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, feed.stop)
+        _stop_by_ctrl_c(feed)
         if not as_json and not is_terminal():
             print("\t".join(_COLUMNS))
         async with feed:
@@ -86,6 +87,17 @@ async def _tail(settings: Settings, prefix: str, since: str | None, *, once: boo
         if feed.begun:
             tell(f"go on with --since {plain(feed.cursor)!r}")
     return OK
+
+
+def _stop_by_ctrl_c(feed: AsyncChanges[Any]) -> None:
+    """Have a first Ctrl-C end the feed, and a second one the command, which may be waiting for who reads it."""
+    loop = asyncio.get_running_loop()
+
+    def stop(_: int, __: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        loop.call_soon_threadsafe(feed.stop)
+
+    signal.signal(signal.SIGINT, stop)
 
 
 def _tell(change: Change[Any], *, as_json: bool) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import signal
 import sys
-from asyncio.subprocess import PIPE
+import termios
+from array import array
+from asyncio.subprocess import DEVNULL, PIPE
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +22,7 @@ from statecache.cli.tail import line_of
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush
 from tests.support.command_line import CommandLine
+from tests.support.polling import pause
 
 WAIT_S = 60.0
 
@@ -72,6 +78,37 @@ async def test_it_follows_until_it_is_interrupted(cli: CommandLine, cache: Async
             process.kill()
     assert (process.returncode, out) == (0, b"")
     assert err.startswith(b"statecache: go on with --since ")
+
+
+@pytest.mark.parametrize("command", [["tail", "runs/", "--once"], ["export", "runs/"]], ids=" ".join)
+async def test_a_reader_that_has_stopped_does_not_keep_it_from_ending(
+    cli: CommandLine, cache: AsyncStateCache, worker: Worker, command: list[str]
+) -> None:
+    await cache.set_many({f"runs/{at}": "x" * 1000 for at in range(300)})
+    await flush(worker)
+    reading, writing = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "statecache", *command, stdout=writing, stderr=DEVNULL, env=cli.environment()
+    )
+    os.close(writing)
+    try:
+        async with asyncio.timeout(WAIT_S):
+            before, waiting = -1, array("i", [0])
+            while not before == waiting[0] > 30_000:  # it writes until the pipe is full
+                before = waiting[0]
+                for _ in range(20):
+                    await pause()
+                fcntl.ioctl(reading, termios.FIONREAD, waiting)
+            for _ in range(2):
+                with suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGINT)
+                for _ in range(20):
+                    await pause()
+            assert await process.wait() == 130
+    finally:
+        os.close(reading)
+        with suppress(ProcessLookupError):
+            process.kill()
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
