@@ -56,6 +56,10 @@ class Vector:
         self.numbers = numbers
         self._length = math.sqrt(_product(numbers, numbers))
 
+    def spelled(self) -> str:
+        """Return the vector as Postgres reads an array."""
+        return f"{{{','.join(map(repr, self.numbers))}}}"
+
     def nearness(self, record: Record, member: str) -> float | None:
         """Return the greatest cosine of the vectors that a record's value holds, or None where it holds none."""
         cosines = (_product(self.numbers, one) / (self._length * length) for one, length in self._held(record, member))

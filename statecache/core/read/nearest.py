@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 COMPARED_MAX = 10_000
 """How many states are compared at most that no index has chosen."""
-_ASKED_MIN, _ASKED_MAX, _GROWTH = 40, 20_000, 4
+_ASKED_MIN, _ASKED_MAX, _GROWTH = 16, 20_000, 4
 """How many vectors of the index are asked for at least and at most, and how many times as many the next time."""
 _KNOWN_S = 10.0
 """How long it is believed whether a namespace has an index, in seconds."""
@@ -96,7 +96,7 @@ class Nearest:
         listed, asked = Listed(selection=wanted.selection), max(_ASKED_MIN, 2 * wanted.limit)
         overlay = await self._listing.overlay(listed, shards, seconds)
         parameters = {
-            "namespace": namespace, "vector": [*wanted.vector.numbers], "shards": [*shards], "waiting": COMPARED_MAX,
+            "namespace": namespace, "vector": wanted.vector.spelled(), "shards": [*shards], "waiting": COMPARED_MAX,
         }  # fmt: skip
         parameters |= wanted.selection.bounds()
         while True:
