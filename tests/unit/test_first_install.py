@@ -22,11 +22,19 @@ mkdir -p .venv/bin
 """A `uv` that installs nothing, and tells how it was called."""
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/command-line.md", "docs/metrics.md"])
+PAGES = [
+    str(page.relative_to(ROOT))
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if "pip install '" in page.read_text()
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_install_command_can_work_now(page: str) -> None:
     """Before a release there is nothing to be had by name, and afterwards nobody needs a checkout."""
-    commands = re.findall(r"pip install '(\S+)\[([\w,]+)\]'", (ROOT / page).read_text())
+    commands = re.findall(r"pip install '(\S+)\[([\w,-]+)\]'", (ROOT / page).read_text())
     assert commands
+    assert len(PAGES) >= 10
     for what, extras in commands:
         assert what == ("statecache" if RELEASED else ".")
         assert set(extras.split(",")) <= EXTRAS.keys()
