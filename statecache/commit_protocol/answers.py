@@ -167,6 +167,6 @@ def found_in(entry_id: bytes, raw: Sequence[bytes], keys: Sequence[str]) -> Foun
         return None
     versions = tuple(changes[key].version for key in keys)
     parents = tuple(changes[key].parent_change_id for key in keys)
-    contents = tuple(content_of(changes[key].op, changes[key].value) for key in keys)
+    contents = tuple(content_of(changes[key].op, changes[key].value, changes[key].encoding) for key in keys)
     written = tuple(changes[key] for key in keys)
     return Found(entry.position, text_of(entry.at), versions, parents, contents, in_stream=True, changes=written)

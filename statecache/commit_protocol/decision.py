@@ -34,6 +34,7 @@ from statecache.errors import (
     StateCacheError,
 )
 from statecache.model import Position
+from statecache.records import time_of
 from statecache.redis_errors import AGAIN, FINAL, code_of, refusal
 from statecache.rules.outcomes import another
 
@@ -168,7 +169,8 @@ def after_lookup(
     """
     keys = tuple(write.key for write in commit.written())
     if found is not None:
-        if (at := another(commit.written(), found.contents, found.made, found.bases)) is not None:
+        committed_at = time_of(found.at)
+        if (at := another(commit.written(), found.contents, committed_at, found.made, found.bases)) is not None:
             return Refuse(ChangeIdReused(keys[at], commit.change_id, version=found.versions[at]))
         return found
     if applied:

@@ -12,6 +12,7 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
+from statecache.expiry import stored
 from statecache.model import Write
 from statecache.rules.modifiers import Made, makes
 
@@ -31,13 +32,15 @@ class Recorded(NamedTuple):
     op: str
     at: datetime
     digest: bytes | None = None
+    encoding: str = ""
 
 
 class Content(NamedTuple):
-    """What a change wrote, for comparison: its op, and its value's SHA-256."""
+    """What a change wrote, for comparison: its op, its value's SHA-256, and of a value its encoding with its end."""
 
     op: str
     digest: bytes
+    encoding: str = ""
 
 
 def fate_of(rows: Iterable[Recorded], keys: Collection[str]) -> Fate:
@@ -49,21 +52,22 @@ def fate_of(rows: Iterable[Recorded], keys: Collection[str]) -> Fate:
     return next((fate for fate in _SET_ASIDE if any((fate, key) in there for key in outside)), "")
 
 
-def content_of(op: str, value: bytes) -> Content:
+def content_of(op: str, value: bytes, encoding: str) -> Content:
     """Return what is compared of a change."""
-    return Content(op, sha256(value).digest())
+    return Content(op, sha256(value).digest(), encoding if op == "set" else "")
 
 
 def another(
-    writes: Sequence[Write], contents: Sequence[Content], made: Mapping[int, Made], bases: Mapping[int, bytes | None]
-) -> int | None:
-    """Return the index of the first write that differs from what was found for it; None where none does.
+    writes: Sequence[Write], contents: Sequence[Content], committed_at: datetime, made: Mapping[int, Made],
+    bases: Mapping[int, bytes | None],
+) -> int | None:  # fmt: skip
+    """Return the index of the first write that differs from what was found for it, of that time; None where none does.
 
     A modifier differs where it would have made another value of what was there, if that is known.
     """
     for at, (write, found) in enumerate(zip(writes, contents, strict=True)):
         if write.modifier is None:
-            same = content_of(write.op, write.value) == found
+            same = content_of(write.op, write.value, stored(write.encoding, committed_at)) == found
         else:
             same = found.op == "set" and (
                 at not in bases or makes(write.modifier.verb, write.value, bases[at], made[at].value)

@@ -199,8 +199,8 @@ class Tables(HistoryTables):
         for one in self._changes[shard]:
             if one.change_id == change_id:
                 yield ("change", one.key, one.version, one.parent_change_id, EPOCH, one.n, one.op, one.at,
-                       sha256(one.value).digest())  # fmt: skip
-        yield "shard", "", 0, "", EPOCH, self._flushed[shard], "", wall(), None
+                       sha256(one.value).digest(), one.encoding if one.op == "set" else "")  # fmt: skip
+        yield "shard", "", 0, "", EPOCH, self._flushed[shard], "", wall(), None, ""
 
     def _change_of(self, change_id: str, key: str, **_: Any) -> Iterator[Row]:
         for one in self._chains.get(key, ()):

@@ -47,6 +47,21 @@ async def test_a_used_change_id_is_refused_for_another_value(
     assert await client.get(KEY) == before
 
 
+@pytest.mark.parametrize("ttl", [None, 3600, 7200.5])
+async def test_a_used_change_id_is_refused_for_another_end(
+    client: AsyncStateCache, move: Callable[[], Awaitable[None]], ttl: float | None
+) -> None:
+    """What a repeat gives is what is stored, and with its end: one that asks for another end is no repeat."""
+    first = await client.set(KEY, {"step": 1}, change_id=CHANGE, ttl=ttl)
+    await move()
+    for other in (None, 3600, 7200.5, 7200.501):
+        if other != ttl:
+            with pytest.raises(ChangeIdReused):
+                await client.set(KEY, {"step": 1}, change_id=CHANGE, ttl=other)
+    assert await client.set(KEY, {"step": 1}, change_id=CHANGE, ttl=ttl) == first
+    assert (first.expires_at is None) == (ttl is None)
+
+
 async def test_a_used_change_id_of_a_delete_is_refused_for_a_value(
     client: AsyncStateCache, move: Callable[[], Awaitable[None]]
 ) -> None:

@@ -42,6 +42,7 @@ Why the other instruments do not see it:
                   `origins`, `moved`, `unpacked`, `packed`, `latest`, `verified`, `detached`, `erased`,
                   `erased_unflushed`, `proved` and `replaced`
     crossed       what keys become that are merged into one another at once: no arena merges
+    another_end   what a change_id that is used again for another end is told, as with `another_point`
     another_point  what a change_id that is used again is told: no judge asks for it
     absent_before  what was found absent in an epoch that ends before it is installed: no fault of the arenas is that
                   exact; so with `absent_by_hand`, `absent_behind_gate`, `absent_and_token`, `absent_and_lost`, with
@@ -66,7 +67,7 @@ import pytest
 
 ABSENCES, TOLD = "tests/integration/test_client_absences.py", "tests/integration/test_near_absences.py"
 LATE, REFUSED = "tests/integration/test_client_late.py", "tests/integration/test_client_refused.py"
-VECTORS = "tests/integration/test_vectors.py"
+VECTORS, USED = "tests/integration/test_vectors.py", "tests/integration/test_client_change_ids.py"
 SCENARIOS = {
     "swapped": (
         "tests/integration/test_failover_roles.py",
@@ -368,6 +369,7 @@ SCENARIOS = {
     "told_in_time": (TOLD, "test_where_redis_does_not_tell_or_tells_half_the_call_ends_in_its_time"),
     "told_by_hand": (TOLD, "test_what_is_dirty_and_was_removed_by_hand_is_not_absent"),
     "told_long_ago": (TOLD, "test_what_redis_told_does_not_count_for_longer_than_a_local_read_may_take"),
+    "another_end": (USED, "test_a_used_change_id_is_refused_for_another_end"),
     "vectors_written": (VECTORS, "test_what_is_written_is_found_at_every_stage"),
     "vectors_put_back": (VECTORS, "test_a_postgres_that_was_put_back_hides_nothing"),
     "vectors_gone": (VECTORS, "test_what_goes_leaves_no_vector"),

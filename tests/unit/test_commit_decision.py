@@ -211,8 +211,9 @@ def test_what_no_repetition_changes_is_given_up(reason: str) -> None:
 
 
 def _found(*values: bytes) -> Found:
-    contents = tuple(content_of("set", value) for value in values)
-    return Found(Position(7, 2), "at", tuple(range(5, 5 + len(values))), ("p",) * len(values), contents, in_stream=True)
+    contents = tuple(content_of("set", value, "json") for value in values)
+    versions, parents = tuple(range(5, 5 + len(values))), ("p",) * len(values)
+    return Found(Position(7, 2), "2026-11-27T08:00:00.000000Z", versions, parents, contents, in_stream=True)
 
 
 @pytest.mark.parametrize("applied", [False, True])

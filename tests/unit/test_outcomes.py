@@ -44,7 +44,16 @@ def test_a_change_is_known_by_its_key_too_and_the_lineage_counts_first(
 
 
 def test_writes_are_compared_with_what_was_found() -> None:
+    one, nothing = content_of("set", b"1", "json"), content_of("delete", b"", "json")
     writes = [Write(key=A, op="set", expected="*", value=b"1"), Write(key=B, op="delete", expected="*")]
-    assert another(writes, [content_of("set", b"1"), content_of("delete", b"")], {}, {}) is None
-    assert another(writes, [content_of("set", b"2"), content_of("delete", b"")], {}, {}) == 0
-    assert another(writes, [content_of("set", b"1"), content_of("set", b"")], {}, {}) == 1
+    assert another(writes, [one, nothing], AT, {}, {}) is None
+    assert another(writes, [content_of("set", b"2", "json"), nothing], AT, {}, {}) == 0
+    assert another(writes, [one, content_of("set", b"", "json")], AT, {}, {}) == 1
+
+
+@pytest.mark.parametrize(("asked", "ms"), [("json", None), ("json in 5", 5), ("json in 7", 7)])
+@pytest.mark.parametrize("kept_ms", [None, 5, 7])
+def test_writes_that_end_otherwise_are_others(asked: str, ms: int | None, kept_ms: int | None) -> None:
+    kept = "json" if kept_ms is None else f"json until {round(AT.timestamp() * 1000) + kept_ms}"
+    write = Write(key=A, op="set", expected="*", value=b"1", encoding=asked)
+    assert another([write], [content_of("set", b"1", kept)], AT, {}, {}) == (None if ms == kept_ms else 0)

@@ -245,8 +245,8 @@ class Durable:
         mine = [by_key[key] for key in keys]
         return Found(
             Position(mine[0].epoch, mine[0].n), text_of(mine[0].at), tuple(row.version for row in mine),
-            tuple(row.parent_change_id for row in mine), tuple(Content(row.op, row.digest or b"") for row in mine),
-            in_stream=False,
+            tuple(row.parent_change_id for row in mine),
+            tuple(Content(row.op, row.digest or b"", row.encoding) for row in mine), in_stream=False,
         )  # fmt: skip
 
     async def change(self, shard: int, change_id: str, key: str, *, end: float) -> ChangeRecord | None:

@@ -93,6 +93,7 @@ if missing then return missing end
 -- applied as its writer knows, and one of a state that was loaded and has changes that are lost.
 -- A first attempt whose change_id is in no `recent` is neither.
 if seen then
+-- include ends_alike
   local writes, found_in, unsure, unapplied, forgotten = 0, 0, false, false, false
   local dup, reused, remade = { nonce, 'DUP', '', '' }, nil, nil
   for i = 1, count do
@@ -134,7 +135,8 @@ if seen then
           remade = remade or {}
           remade[#remade + 1], remade[#remade + 2], remade[#remade + 3] = encoding or '', schema or '', value or ''
         else
-          other = op and (op ~= ARGV[at + OP] or value ~= ARGV[at + VALUE])
+          other = op and (op ~= ARGV[at + OP] or value ~= ARGV[at + VALUE]
+            or (op == 'set' and not ends_alike(ARGV[at + ENCODING], encoding, dup[4])))
         end
         if other then
           reused = reused or { nonce, 'REUSED', i, format('%d', version - found[2]) }

@@ -5,6 +5,20 @@ from __future__ import annotations
 from tests.simulation.mutations.mutant import Mutant, Piece
 
 EXPIRY = {
+    "ended as asked": Mutant(
+        "a repeat that asks for another end is told that end, which is not stored",
+        "statecache/lua/ends_alike.lua",
+        "  if not form then return asked == stored end\n",
+        "  if true then return true end\n",
+        by="scenarios another_end",
+    ),
+    "ended as asked, long ago": Mutant(
+        "so is one that was looked up in the stream or in Postgres",
+        "statecache/rules/outcomes.py",
+        "            same = content_of(write.op, write.value, stored(write.encoding, committed_at)) == found\n",
+        "            same = content_of(write.op, write.value, found.encoding) == found\n",
+        by="scenarios another_end",
+    ),
     "ended for writes": Mutant(
         "a write takes a state for alive whose end has come",
         "statecache/lua/commit/commit.lua",
