@@ -27,6 +27,7 @@ from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from tests.benchmarks.adapters_adk import adk_sessions
 from tests.benchmarks.adapters_at_once import sessions, writes_at_once
+from tests.benchmarks.adapters_store import searches
 from tests.benchmarks.backlog import Backlog
 from tests.benchmarks.graph_calls import PROFILES, SEED, Call, Words, config_of
 from tests.benchmarks.measuring import Measure, Row, left_out, times_faster
@@ -99,6 +100,7 @@ def _savers(words: Words, rounds: int) -> Iterator[Row]:
     calls = PROFILES["chat"](words)
     yield from _on_servers(lambda sides: _threads(sides, calls, rounds))
     yield from _on_servers(lambda sides: [writes_at_once(sides.cache.settings, calls[0], words, rounds)])
+    yield from _on_servers(lambda sides: searches(sides.cache, words, rounds))
 
 
 def _on_servers(rows: Callable[[Sides], Iterable[Row]]) -> Iterator[Row]:

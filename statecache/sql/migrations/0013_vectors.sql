@@ -185,7 +185,7 @@ CREATE FUNCTION {schema}.nearest_keys(
     p_namespace text, p_vector real[], p_after text, p_least text, p_before text, p_most text, p_where jsonb[],
     p_without text[], p_limit integer
 ) RETURNS TABLE (key text, distance double precision)
-    LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql STABLE ROWS 50 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_index {schema}.vector_index;
 BEGIN
@@ -195,7 +195,7 @@ BEGIN
     END IF;
     PERFORM set_config('hnsw.iterative_scan', 'strict_order', true), set_config('hnsw.max_scan_tuples', '200000', true)
     FROM pg_extension WHERE extname = 'vector' AND string_to_array(extversion, '.')::integer[] >= ARRAY[0, 8];
-    PERFORM set_config('hnsw.ef_search', least(greatest(p_limit, 40), 1000)::text, true);
+    PERFORM set_config('hnsw.ef_search', least(greatest(p_limit, 100), 1000)::text, true);
     RETURN QUERY EXECUTE format(
         'SELECT v.key, v.embedding OPERATOR(%2$I.<=>) $1::%2$I.vector::%2$I.%3$s
          FROM {schema}.%1$I v JOIN {schema}.state s ON s.key = v.key
