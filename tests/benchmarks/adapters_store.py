@@ -25,6 +25,7 @@ from statecache.adapters.langgraph import StateCacheStore
 from statecache.core.postgres.vector_indexes import create
 from tests.benchmarks.graph_calls import SEED, Words
 from tests.benchmarks.measuring import Row, times_faster
+from tests.support.polling import pause_thread
 
 ITEMS, DIMS, QUERIES, FOUND = 2_000, 256, 20, 10
 PUTS = 200
@@ -99,7 +100,7 @@ def _until_indexed(cache: StateCache, psql: psycopg.Connection[Any]) -> None:
     schema = cache.settings.postgres_schema
     query = f"SELECT (SELECT count(*) FROM {schema}.state WHERE key LIKE 'langgraph-store/%'), count(*) FROM {schema}.vector_pending"  # noqa: E501
     while psql.execute(query.encode()).fetchone() != (ITEMS, 0):
-        asyncio.run(asyncio.sleep(0.05))
+        pause_thread()
     psql.execute("ANALYZE")
 
 
