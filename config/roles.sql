@@ -82,11 +82,11 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
     REVOKE ALL ON FUNCTION :"schema".begin_epoch FROM statecache_inspector;
     SELECT format('GRANT EXECUTE ON FUNCTION %s TO statecache_agent, statecache_worker', p.oid::regprocedure)
     FROM pg_proc p
-    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('report_lost', 'set_locking', 'take_consumer', 'keep_consumer', 'declare_history', 'nearest_keys')
+    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('report_lost', 'set_locking', 'take_consumer', 'keep_consumer', 'declare_history', 'nearest_keys', 'vector_tables')
     UNION ALL
     SELECT format('GRANT EXECUTE ON FUNCTION %s TO statecache_worker', p.oid::regprocedure)
     FROM pg_proc p
-    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('set_history', 'erase_history', 'detach_branch', 'index_vectors', 'nearest_keys')
+    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('set_history', 'erase_history', 'detach_branch', 'index_vectors', 'nearest_keys', 'vector_tables')
     UNION ALL
     SELECT format('GRANT INSERT ON %I.lost TO statecache_worker', :'schema')
     WHERE to_regclass(format('%I.lost', :'schema')) IS NOT NULL

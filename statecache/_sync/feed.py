@@ -237,7 +237,7 @@ class Changes(Following[V], Generic[V]):
         """End the iteration of who is cancelled, and waits for nobody; others may have the name of a consumer."""
         self._feed.stop()
         runtime, consumer = self._view.runtime, self._consumer
-        if consumer is not None and self._taken:
+        if consumer is not None:  # a request for its name may have been under way
             self._taken = False
             run(runtime.io.beside(lambda: runtime.consumers.withdraw(consumer), END_S))
 

@@ -38,8 +38,11 @@ def list_command(postgres_url: PostgresUrl = None, as_json: AsJson = False) -> i
     elif not found:
         say("no vectors are indexed; `statecache vectors create NAMESPACE --dims …` begins that")
     else:
-        print_table(("namespace", "member", "dims", "waiting", "table"), [_row(one) for one in found])
-    return OK
+        print_table(("namespace", "member", "dims", "waiting", "refused", "table"), [_row(one) for one in found])
+        for one in found:
+            if not one.ready:
+                tell(f"{one.namespace}: searches compare all; a worker makes the index anew once there is pgvector")
+    return OK if all(one.ready for one in found) else FINDING
 
 
 def create(
@@ -87,5 +90,4 @@ def drop(namespace: Namespace, yes: Yes = False, postgres_url: PostgresUrl = Non
 
 
 def _row(one: VectorIndex) -> list[str]:
-    waiting = f"{one.waiting:,}" if one.ready else "all: it was not made to its end, drop it"
-    return [one.namespace, one.member, f"{one.dims:,}", waiting, one.table]
+    return [one.namespace, one.member, f"{one.dims:,}", f"{one.waiting:,}", f"{one.refused:,}", one.table]

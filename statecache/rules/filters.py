@@ -54,7 +54,7 @@ class Filter(msgspec.Struct, frozen=True):
             value = _decode(record.value)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, ArithmeticError):
             return False
-        if b"\\u0000" in record.value and _holds_nul(value):
+        if b"\\u0000" in record.value and holds_nul(value):
             return False
         return all(_stands(value, path, wanted) for path, wanted in self.wanted)
 
@@ -168,9 +168,10 @@ def _kind(value: Any) -> type:
     return int if isinstance(value, Decimal) else type(value)
 
 
-def _holds_nul(value: Any) -> bool:
+def holds_nul(value: Any) -> bool:
+    """Return whether a text in a value holds a NUL, which `jsonb` cannot."""
     if isinstance(value, str):
         return "\0" in value
     if isinstance(value, dict):
-        return any(map(_holds_nul, [*value.keys(), *value.values()]))
-    return isinstance(value, list) and any(map(_holds_nul, value))
+        return any(map(holds_nul, [*value.keys(), *value.values()]))
+    return isinstance(value, list) and any(map(holds_nul, value))

@@ -1,8 +1,9 @@
 """Vectors in values: what counts as one, and how near two are, decided here as Postgres decides it for its index.
 
 A member of a value, at its top, holds a vector: numbers in a list, or 32-bit floats in base64, the least byte first. Or
-it holds an object of such, by whatever names. How near a value is to a vector is the greatest cosine of those that it
-holds. What is no vector, has other dimensions, or no direction, counts as none; so do all values not stored as JSON.
+it holds an object of up to 100 such, by whatever names. How near a value is to a vector is the greatest cosine of those
+that it holds. What is no vector, has other dimensions, or no direction, counts as none; so do all values that are not
+stored as JSON, or that `jsonb` cannot hold.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import msgspec
 
 from statecache.errors import UsageError
 from statecache.expiry import form_of
+from statecache.rules.filters import holds_nul
 
 if TYPE_CHECKING:
     from statecache.model import Record, State
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DIMS_MAX = 4000
 """How many dimensions a vector has at most: of so many pgvector makes an index."""
+VECTORS_MAX = 100
+"""How many vectors a value may have: one with more counts as having none."""
 MEMBER = "vectors"
 """The member that holds vectors where no other one is named."""
 _FLOAT = "f"
@@ -57,8 +61,8 @@ class Vector:
         self._length = math.sqrt(_product(numbers, numbers))
 
     def spelled(self) -> str:
-        """Return the vector as Postgres reads an array."""
-        return f"{{{','.join(map(repr, self.numbers))}}}"
+        """Return the vector's direction as Postgres reads an array."""
+        return f"{{{','.join(repr(one / self._length) for one in self.numbers)}}}"
 
     def nearness(self, record: Record, member: str) -> float | None:
         """Return the greatest cosine of the vectors that a record's value holds, or None where it holds none."""
@@ -103,7 +107,11 @@ def _held(record: Record, member: str) -> Iterable[Any]:
         held = None if raw is None else msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return ()
-    return held.values() if isinstance(held, dict) else (held,)
+    if b"\\u0000" in record.value and holds_nul(msgspec.json.decode(record.value)):
+        return ()  # Postgres cannot look into it
+    if not isinstance(held, dict):
+        return (held,)
+    return held.values() if len(held) <= VECTORS_MAX else ()
 
 
 def _numbers(held: Any) -> Sequence[float] | None:

@@ -32,11 +32,12 @@ async def test_an_index_is_made_listed_and_dropped(
     made = await cli.beside("vectors", "create", "notes", "--dims", "2", "--member", "embedding")
     assert made == (0, "the vectors of 'notes' are indexed from now on; workers take in 1 state\n", "")
     ((table,),) = rows(psql, "SELECT relation FROM vector_index")
-    fact = {"namespace": "notes", "member": "embedding", "dims": 2, "ready": True, "table": table, "waiting": 1}
+    fact = {"namespace": "notes", "member": "embedding", "dims": 2, "ready": True, "table": table}
+    fact |= {"waiting": 1, "refused": 0}
     assert (await cli.beside("vectors", "list", "--json")).json == {"indexes": [fact]}
     take_in(psql)
     told = await cli.beside("vectors", "list")
-    assert told.out.splitlines()[1].split() == ["notes", "embedding", "2", "0", table]
+    assert told.out.splitlines()[1].split() == ["notes", "embedding", "2", "0", "0", table]
     again = await cli.beside("vectors", "create", "notes", "--dims", "3")
     assert again.status == 2
     assert "are indexed already" in again.err

@@ -231,7 +231,10 @@ async def test_the_owner_indexes_vectors_a_worker_keeps_them_and_agents_search(
         deployment.sql("CREATE EXTENSION vector")
         with pytest.raises(ConfigurationError, match="permission denied"):
             await create(client.settings, "notes", member="vectors", dims=2)
-        assert await create(owner, "notes", member="vectors", dims=2) == 1
+        superuser = owner.model_copy(
+            update={"postgres_url": deployment.postgres.url.rpartition("/")[0] + "/statecache"}
+        )
+        assert await create(superuser, "notes", member="vectors", dims=2) == 1
         async with flushing(worker), asyncio.timeout(30):
             while (await indexes(client.settings))[0].waiting:
                 await pause()

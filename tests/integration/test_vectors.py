@@ -166,7 +166,7 @@ async def test_what_is_written_is_found_at_every_stage(
 async def test_a_state_of_many_vectors_leaves_room_for_others(
     client: AsyncStateCache, settings: Settings, worker: Worker, psql: psycopg.Connection[Any]
 ) -> None:
-    many = {str(at): near(0.9 + at / 3000) for at in range(200)}
+    many = {str(at): near(0.9 + at / 3000) for at in range(100)}
     await client.set_many(
         {"notes/many": {"vectors": many}} | {f"notes/{at}": {"vectors": near(at / 10)} for at in range(9)}
     )
@@ -251,8 +251,9 @@ async def test_a_worker_keeps_the_index(
             assert [key for key, _ in table(psql)] == [f"notes/{one}" for one in range(at + 1)]
     assert worker.janitor.vectors.indexed >= 3
     told = VectorIndex(
-        namespace="notes", member="vectors", dims=DIMS, ready=True, table=(await indexes(settings))[0].table, waiting=0
-    )
+        namespace="notes", member="vectors", dims=DIMS, ready=True, table=(await indexes(settings))[0].table, waiting=0,
+        refused=0,
+    )  # fmt: skip
     assert await indexes(settings) == [told]
 
 
@@ -292,10 +293,14 @@ async def test_an_index_that_goes_is_not_missed(
     assert not await drop(settings, "notes")
     assert await found(client) == ["notes/a"]
     assert rows(psql, "SELECT FROM pg_trigger WHERE tgrelid = 'state'::regclass AND NOT tgisinternal") == []
+    await client.set("notes/b", {"vectors": near(0.05)}, durability="memory")
+    await flush(worker)
+    assert rows(psql, "SELECT FROM vector_pending") == []
     await create(settings, "notes", member="spare", dims=DIMS)
     take_in(psql)
     client._runtime.nearest._known.clear()
     ((_, score),) = await client.nearest(QUERY, "notes/", member="spare")
+    assert await found(client) == ["notes/a", "notes/b"]
     assert score == pytest.approx(0.2, abs=1e-6)
 
 

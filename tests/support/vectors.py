@@ -47,9 +47,9 @@ def take_in(psql: psycopg.Connection[Any]) -> None:
 
 
 def table(psql: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
-    """Return the keys and paths that the one index holds."""
+    """Return the keys and places that the one index holds."""
     ((name,),) = rows(psql, "SELECT relation FROM vector_index")
-    return rows(psql, f'SELECT key, path FROM "{name}" ORDER BY key, path')
+    return rows(psql, f'SELECT key, place FROM "{name}" ORDER BY key, place')
 
 
 async def found(client: AsyncStateCache, query: Vector = QUERY, prefix: str = "notes/", **more: Any) -> list[str]:

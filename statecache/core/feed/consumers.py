@@ -36,6 +36,8 @@ STORE_S = 1.0
 _LOOK_S = 1.0
 """How often a reader that waits for its name looks whether it is free, in seconds."""
 _GIVE_BACK_S = 1.0
+_UNDER_WAY_S = 0.2
+"""How long after it was cut off a request may come to its end, in seconds."""
 _is_name = re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch
 
 
@@ -115,8 +117,13 @@ class Consumers:
 
     async def withdraw(self, consumer: Consumer) -> None:
         """Let others have the name of a reader that was cut off; where that fails, its lease ends by itself."""
-        with suppress(StateCacheError):
-            await self.give_back(consumer, None, seconds=_GIVE_BACK_S)
+        for pause_s in (
+            0.0,
+            _UNDER_WAY_S,
+        ):  # a request for the name that was cut off may come to its end behind the first
+            await self._postgres.io.sleep(pause_s)
+            with suppress(StateCacheError):
+                await self.give_back(consumer, None, seconds=_GIVE_BACK_S)
 
     def _let_go(self, consumer: Consumer) -> None:
         with self._mutex:

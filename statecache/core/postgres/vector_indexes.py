@@ -10,6 +10,7 @@ import msgspec
 import psycopg
 from psycopg import errors as pg
 
+from statecache.concurrency import TASKS
 from statecache.core.postgres.connection import brief, connect
 from statecache.errors import ConfigurationError, PostgresUnavailable, UsageError
 from statecache.keys import checked_namespace
@@ -17,11 +18,13 @@ from statecache.rules.vectors import DIMS_MAX, checked_member
 from statecache.settings import Settings, masked
 from statecache.sql import statement
 
+_TIMES, _PAUSE_S = 20, 0.25
+"""How often the table of states is asked for, and the pause in between, in seconds."""
 _UNAVAILABLE = (pg.UndefinedFile, pg.FeatureNotSupported, pg.InvalidParameterValue)
 
 
 class VectorIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """An index of a namespace's vectors, and how many states wait to be taken in."""
+    """An index of a namespace's vectors, how many states wait to be taken in, and how many it could not take."""
 
     namespace: str
     member: str
@@ -29,6 +32,7 @@ class VectorIndex(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     table: str
     waiting: int
+    refused: int
 
 
 async def indexes(settings: Settings) -> list[VectorIndex]:
@@ -49,13 +53,27 @@ async def create(settings: Settings, namespace: str, *, member: str, dims: int) 
     async with _owner(settings) as run:
         await run("vector_extension")
         await run("vector_create", namespace=namespace, member=member, dims=dims)
+        if not await _watched(run, namespace, watched=True):
+            await run("vector_drop", namespace=namespace)
+            raise PostgresUnavailable("busy", detail="others hold the table of states; nothing was made")
         return int((await run("vector_fill", namespace=namespace))[0][0])
 
 
 async def drop(settings: Settings, namespace: str) -> bool:
     """Let the index of a namespace's vectors go, and return whether there was one; states keep their vectors."""
     async with _owner(settings) as run:
-        return bool((await run("vector_drop", namespace=checked_namespace(namespace)))[0][0])
+        there = bool((await run("vector_drop", namespace=checked_namespace(namespace)))[0][0])
+        await _watched(run, namespace, watched=False)  # where that cannot be done, it does nothing any more
+        return there
+
+
+async def _watched(run: Any, namespace: str, *, watched: bool) -> bool:
+    """Have a namespace's states watched, or no more, and return whether that was done; flushes are hardly held up."""
+    for _ in range(_TIMES):
+        if (await run("vector_watch", namespace=namespace, watched=watched))[0][0]:
+            return True
+        await TASKS.sleep(_PAUSE_S)
+    return False
 
 
 @asynccontextmanager
@@ -85,8 +103,6 @@ async def _rows(
             return []
         hint = "`statecache vectors drop` lets that index go first; the states keep their vectors."
         raise UsageError(f"the vectors of {parameters['namespace']!r} are indexed already", hint=hint) from None
-    except pg.LockNotAvailable as error:
-        raise PostgresUnavailable("busy", detail=f"{where}: others held the table of states for 5 s") from error
     except psycopg.OperationalError as error:
         raise PostgresUnavailable("connection", detail=f"{where}: {brief(error)}") from error
     except psycopg.Error as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.clock import monotonic
 from statecache.core.read.listed import Listed, Sight
-from statecache.errors import LimitExceeded, UsageError
+from statecache.errors import ConfigurationError, LimitExceeded, PostgresUnavailable, UsageError
 from statecache.keys import checked_prefix_of_list
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Nearest:
         while (index := await self._index(namespace, seconds)) is not None and index.member == wanted.member:
             if index.dims != (given := len(wanted.vector.numbers)):
                 raise UsageError(f"the vectors of {namespace!r} have {index.dims} dimensions, and this one has {given}")
-            found = await self._by_index(wanted, namespace, shards, seconds)
+            found = await self._by_index(wanted, namespace, index, shards, seconds)
             if found is not None:
                 return found
             self._known.pop(namespace, None)
@@ -83,16 +83,22 @@ class Nearest:
 
     async def _index(self, namespace: str, seconds: float) -> _Index | None:
         until, index = self._known.get(namespace, (0.0, None))
-        if monotonic() >= until:
+        if monotonic() < until:
+            return index
+        try:
             rows = await self._postgres.fetch("vector_index", {"namespace": namespace}, seconds=seconds)
-            index = _Index(*rows[0]) if rows else None
-            self._known[namespace] = monotonic() + _KNOWN_S, index
+        except (ConfigurationError, PostgresUnavailable) as error:  # as of a schema of an earlier release
+            if isinstance(error, PostgresUnavailable) and error.reason != "schema":
+                raise
+            rows = []
+        index = _Index(*rows[0]) if rows else None
+        self._known[namespace] = monotonic() + _KNOWN_S, index
         return index
 
     async def _by_index(
-        self, wanted: Nearness, namespace: str, shards: Sequence[int], seconds: float
+        self, wanted: Nearness, namespace: str, index: _Index, shards: Sequence[int], seconds: float
     ) -> list[Ranked] | None:
-        """Return the nearest, or None where the index is there no more."""
+        """Return the nearest, or None where the index is there no more, or is another one."""
         listed, asked = Listed(selection=wanted.selection), max(_ASKED_MIN, 2 * wanted.limit)
         overlay = await self._listing.overlay(listed, shards, seconds)
         parameters = {
@@ -102,14 +108,15 @@ class Nearest:
         while True:
             names = "watermarks", "list_nearest", "vector_index"
             heads, rows, there = await self._postgres.fetch_each(names, parameters | {"limit": asked}, seconds=seconds)
-            if not there:
+            if [_Index(*row) for row in there] != [index]:
                 return None
             watermarks = {shard: flushed for shard, _, flushed in heads}
             if overlay.lacking(watermarks):
                 overlay = await self._listing.overlay(listed, shards, seconds, watermarks)
-            given, farthest, waiting = rows[0][-3:] if rows else (0, None, 0)
+            given, farthest, waiting = rows[0][-3:]
             _refuse_too_many(waiting)
-            sights = await self._listing.everything([row[:-3] for row in rows], overlay, seconds)
+            held = [row[:-3] for row in rows if row[0] is not None]
+            sights = await self._listing.everything(held, overlay, seconds)
             found = await self._ranks(wanted, sights.values(), seconds)
             last = found[wanted.limit - 1].score if len(found) >= wanted.limit else -2.0
             if given < asked or asked >= _ASKED_MAX or last >= 1.0 - farthest + _ROUNDING:

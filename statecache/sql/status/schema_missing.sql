@@ -18,11 +18,14 @@ WITH made (kind, name) AS (
            ('index', 'quarantine_position'), ('index', 'state_age'), ('index', 'state_end'),
            ('index', 'vector_pending_key'),
            ('view', 'change_view'), ('view', 'state_view'),
-           ('function', 'begin_epoch'), ('function', 'create_vector_index'), ('function', 'declare_history'), ('function', 'detach_branch'), ('function', 'drop_vector_index'),
+           ('function', 'begin_epoch'), ('function', 'create_vector_index'), ('function', 'declare_history'),
+           ('function', 'detach_branch'), ('function', 'drop_vector_index'),
            ('function', 'enforced_locks'), ('function', 'erase_history'), ('function', 'fill_vector_index'),
            ('function', 'floats_of'), ('function', 'index_vectors'), ('function', 'json_or_null'),
-           ('function', 'keep_consumer'), ('function', 'nearest_keys'), ('function', 'note_vectors'), ('function', 'report_lost'), ('function', 'set_history'),
-           ('function', 'set_locking'), ('function', 'take_consumer'), ('function', 'vectors_of')
+           ('function', 'keep_consumer'), ('function', 'make_vector_table'), ('function', 'nearest_keys'),
+           ('function', 'note_vectors'), ('function', 'report_lost'), ('function', 'set_history'),
+           ('function', 'set_locking'), ('function', 'take_consumer'), ('function', 'vector_tables'),
+           ('function', 'vectors_of'), ('function', 'watch_vectors')
 )
 SELECT m.kind || ' ' || m.name FROM made m
 WHERE NOT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

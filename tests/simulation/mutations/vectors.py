@@ -50,7 +50,7 @@ VECTORS = {
     "vectors dropped": Mutant(
         "a search goes on to believe in an index that was dropped, and finds nothing",
         "statecache/core/read/nearest.py",
-        "            if not there:\n",
+        "            if [_Index(*row) for row in there] != [index]:\n",
         "            if False:\n",
         by="scenarios vectors_dropped",
     ),

@@ -1,0 +1,157 @@
+"""Indexes of vectors of which something is gone, foreign or odd: no flush ends with them, and no search lies."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import AsyncStateCache, LimitExceeded, Settings
+from statecache.core.postgres.vector_indexes import create, drop, indexes
+from statecache.core.read import nearest as searching
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import flush, rows
+from tests.support.vectors import DIMS, QUERY, found, near, need_pgvector, packed, table, take_in
+
+Psql = psycopg.Connection[Any]
+FAR = ["notes/b", "notes/a"]
+
+
+@pytest.fixture(autouse=True)
+async def _indexed(settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql) -> None:
+    """Two notes, indexed."""
+    need_pgvector(psql)
+    await cache.set_many({"notes/a": {"vectors": near(0.1)}, "notes/b": {"vectors": near(0.2)}})
+    await flush(worker)
+    await create(settings, "notes", member="vectors", dims=DIMS)
+    take_in(psql)
+
+
+def _table(psql: Psql) -> str:
+    ((name,),) = rows(psql, "SELECT relation FROM vector_index")
+    return str(name)
+
+
+@pytest.mark.parametrize("trouble", ["gone", "another", "no column", "foreign"])
+async def test_a_table_that_is_not_as_it_was_made_hinders_no_flush_and_is_made_anew(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql, trouble: str
+) -> None:
+    name = _table(psql)
+    if trouble in ("gone", "another"):
+        psql.execute(f'DROP TABLE "{name}"'.encode())
+    if trouble == "another":  # as after a restore without its rows
+        psql.execute(f'CREATE TABLE "{name}" (key text, place integer, embedding public.vector({DIMS}))'.encode())
+    if trouble == "no column":  # as after DROP EXTENSION … CASCADE
+        psql.execute(f'ALTER TABLE "{name}" DROP COLUMN embedding'.encode())
+    if trouble == "foreign":
+        psql.execute(f'ALTER TABLE "{name}" RENAME TO another'.encode())
+    cache._runtime.nearest._known.clear()
+    assert await found(cache) == FAR
+    assert not (await indexes(settings))[0].ready
+    await cache.set("notes/c", {"vectors": near(0.3)})
+    await cache.delete("notes/a")
+    await flush(worker)
+    assert await found(cache) == ["notes/c", "notes/b"]
+    take_in(psql)
+    assert [key for key, _ in table(psql)] == ["notes/b", "notes/c"]
+    assert (await indexes(settings))[0].ready
+    cache._runtime.nearest._known.clear()
+    assert await found(cache) == ["notes/c", "notes/b"]
+    psql.execute(f'DROP TABLE "{name}"'.encode())
+    assert await drop(settings, "notes")
+
+
+async def test_what_an_index_cannot_take_holds_up_nothing_else(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql
+) -> None:
+    await create(settings, "large", member="vectors", dims=2500)
+    rng = random.Random(1)
+    wide = [rng.gauss(0, 1) for _ in range(2500)]
+    await cache.set("notes/odd", {"vectors": {"x" * 6000: near(0.9), "y": near(0.8)}})
+    await cache.set("notes/many", {"vectors": {str(at): near(0.7) for at in range(101)}})
+    await cache.set("notes/nul", {"text": "a\0b", "vectors": near(0.6)})
+    await cache.set("notes/tiny", {"vectors": [0.5, 1e-50, *[0.0] * (DIMS - 3), 0.8660254]})
+    await cache.set("notes/huge", {"vectors": [1e38, 3e38, *[0.0] * (DIMS - 2)]})
+    await cache.set("large/a", {"vectors": [one * 1e30 for one in wide]})
+    await cache.set("notes/c", {"vectors": near(0.3)})
+    told = ["notes/odd", "notes/tiny", "notes/huge", "notes/c", "notes/b", "notes/a"]
+    for _ in range(3):
+        assert await found(cache) == told
+        ((state, score),) = await cache.nearest([one * 1e30 for one in wide], "large/")
+        assert (state.key, score) == ("large/a", pytest.approx(1, abs=1e-5))
+        await flush(worker)
+        take_in(psql)
+    assert {one.refused for one in await indexes(settings)} == {0}
+
+
+async def test_a_state_that_is_refused_by_the_index_is_counted_and_left_out(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql
+) -> None:
+    psql.execute(f"""ALTER TABLE "{_table(psql)}" ADD CHECK (key <> 'notes/c')""".encode())
+    await cache.set("notes/c", {"vectors": near(0.3)})
+    await cache.set("notes/d", {"vectors": near(0.4)})
+    await flush(worker)
+    assert await found(cache) == ["notes/d", "notes/c", *FAR]
+    take_in(psql)
+    assert [one.refused for one in await indexes(settings)] == [1]
+    assert await found(cache) == ["notes/d", *FAR]
+
+
+async def test_more_that_waits_than_can_be_compared_is_told_whatever_is_asked_for(
+    cache: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "COMPARED_MAX", 5)
+    values = {f"notes/{at}": {"vectors": near(at / 10), "kind": "rare" if at == 8 else "often"} for at in range(9)}
+    await cache.set_many(values)
+    await flush(worker)
+    for where in (None, {"kind": "rare"}, {"kind": "none"}):
+        with pytest.raises(LimitExceeded, match="states to be compared is 6"):
+            await cache.nearest(QUERY, "notes/", where=where)
+    take_in(psql)
+    assert await found(cache, where={"kind": "rare"}) == ["notes/8"]
+
+
+async def test_an_index_that_is_another_one_by_now_is_noticed(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql
+) -> None:
+    assert await found(cache) == FAR
+    await drop(settings, "notes")
+    await create(settings, "notes", member="spare", dims=DIMS)
+    assert await found(cache) == FAR
+    cache._runtime.nearest._known.clear()
+    await drop(settings, "notes")
+    await create(settings, "notes", member="vectors", dims=DIMS)
+    assert await found(cache) == FAR
+    await drop(settings, "notes")
+    await create(settings, "notes", member="vectors", dims=3)
+    take_in(psql)
+    with pytest.raises(Exception, match="have 3 dimensions, and this one has 8"):
+        await found(cache)
+
+
+async def test_a_long_reader_lets_an_index_go_and_holds_up_no_flush(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql
+) -> None:
+    with psycopg.connect(settings.postgres_url, options=f"-c search_path={settings.postgres_schema}") as reader:
+        reader.execute("SELECT count(*) FROM state")  # as pg_dump, for as long as it takes
+        dropping = asyncio.create_task(drop(settings, "notes"))
+        for at in range(5):
+            await cache.set(f"notes/{at}", {"vectors": packed(near(0.5))})
+            async with asyncio.timeout(3):
+                await flush(worker)
+        assert await dropping
+        reader.rollback()
+    take_in(psql)
+    assert await create(settings, "notes", member="vectors", dims=DIMS) == 7
+
+
+async def test_a_schema_of_an_earlier_release_is_searched_by_comparing_all(
+    cache: AsyncStateCache, settings: Settings, psql: Psql
+) -> None:
+    await drop(settings, "notes")
+    psql.execute("DROP FUNCTION vector_tables; DROP TABLE vector_index, vector_pending")
+    cache._runtime.nearest._known.clear()
+    assert await found(cache) == FAR
