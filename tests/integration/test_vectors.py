@@ -17,6 +17,7 @@ from langgraph.store.memory import InMemoryStore
 from statecache import AsyncStateCache, Settings
 from statecache.adapters.langgraph import StateCacheStore
 from statecache.clock import monotonic
+from statecache.core.postgres import connection
 from statecache.core.postgres.vector_indexes import VectorIndex, create, drop, indexes
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
@@ -258,8 +259,10 @@ async def test_a_worker_keeps_the_index(
 
 
 async def test_a_worker_that_is_at_it_holds_up_no_flush(
-    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: psycopg.Connection[Any]
-) -> None:
+    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(connection, "LOCK_TIMEOUT_S", 60.0)  # who would wait for a lock does
     await cache.set("notes/a", {"vectors": near(0.1)})
     await flush(worker)
     await create(settings, "notes", member="vectors", dims=DIMS)
