@@ -2,7 +2,7 @@
 
 CREATE TABLE {schema}.vector_index (
     namespace  text COLLATE "C" PRIMARY KEY,
-    member     text NOT NULL CHECK (member <> '' AND member !~ '[.\x00-\x1f]'),
+    member     text NOT NULL CHECK (member <> '' AND member !~ '[.[:cntrl:]]'),
     dims       integer NOT NULL CHECK (dims BETWEEN 1 AND 4000),
     relation   name NOT NULL UNIQUE,
     made_as    oid NOT NULL DEFAULT 0,
