@@ -25,6 +25,13 @@ from tests.support.command_line import CommandLine
 from tests.support.polling import pause
 
 WAIT_S = 60.0
+HEEDS = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from statecache.cli import main
+main()
+"""
+"""The command line, heeding Ctrl-C also where these tests were begun in a shell's background, which ignores it."""
 
 
 @pytest.fixture
@@ -88,7 +95,7 @@ async def test_a_reader_that_has_stopped_does_not_keep_it_from_ending(
     await flush(worker)
     reading, writing = os.pipe()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "statecache", *command, stdout=writing, stderr=DEVNULL, env=cli.environment()
+        sys.executable, "-c", HEEDS, *command, stdout=writing, stderr=DEVNULL, env=cli.environment()
     )
     os.close(writing)
     try:

@@ -116,11 +116,11 @@ class Consumers:
         await self.keep(consumer, stands_at, seconds=seconds, lease=0.0)
 
     async def withdraw(self, consumer: Consumer) -> None:
-        """Let others have the name of a reader that was cut off; where that fails, its lease ends by itself."""
-        for pause_s in (
-            0.0,
-            _UNDER_WAY_S,
-        ):  # a request for the name that was cut off may come to its end behind the first
+        """Let others have the name of a reader that was cut off; where that fails, its lease ends by itself.
+
+        A request for the name that was cut off too may come to its end in between: so it is done twice.
+        """
+        for pause_s in (0.0, _UNDER_WAY_S):
             await self._postgres.io.sleep(pause_s)
             with suppress(StateCacheError):
                 await self.give_back(consumer, None, seconds=_GIVE_BACK_S)
