@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from statecache import AsyncStateCache, Settings, Unavailable
+from statecache import AsyncStateCache, PostgresUnavailable, RedisUnavailable, Settings, Unavailable
 from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
@@ -176,3 +176,19 @@ async def test_who_waits_for_postgres_and_then_for_redis_waits_for_both_in_its_t
         await asyncio.gather(*(listed() for _ in range(24)))
         proxy.thaw()
         assert max(took) < 3.0
+
+
+@pytest.mark.parametrize(("reason", "told"), [("timeout", PostgresUnavailable), ("connect", RedisUnavailable)])
+async def test_where_postgres_is_away_redis_is_told_of_only_where_it_is_away_too(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, reason: Any, told: type[Exception]
+) -> None:
+    """An answer that is late on a busy machine says nothing of Redis."""
+    away = settings.model_copy(update={"postgres_url": "postgresql://127.0.0.1:1/nowhere", "timeout_s": 0.3})
+    async with AsyncStateCache(settings=away) as cache:
+
+        async def look(*_: Any, **__: Any) -> Any:
+            raise RedisUnavailable(reason, detail="told to")
+
+        monkeypatch.setattr(cache._runtime.listing._dirty, "look", look)
+        with pytest.raises(told):
+            assert [one async for one in cache.list("runs/")] == []

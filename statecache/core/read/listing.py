@@ -194,12 +194,20 @@ class Listing:
         try:
             page = await self._page(listed, shards, most, _left(until), beside=look)
         except PostgresUnavailable:
-            if not looked:  # where Redis is away too, that is what is told
-                await self._dirty.look(shards, min(_left(until), _BESIDE_S))
+            if not looked:
+                await self._tell_of_redis(shards)
             raise
         if not looked:
             return None, None
         return page if len(looked[0].opened) == len(shards) else None, looked[0]
+
+    async def _tell_of_redis(self, shards: Sequence[int]) -> None:
+        """Raise RedisUnavailable where Redis is away too; an answer that is only late says nothing."""
+        try:
+            await self._dirty.look(shards, _BESIDE_S)
+        except RedisUnavailable as error:
+            if error.reason != "timeout":
+                raise
 
     async def _merged(
         self, listed: Listed, overlay: Overlay, shards: Sequence[int], page: int, seconds: float, first: _Page | None,
