@@ -234,7 +234,7 @@ class Changes(Following[V], Generic[V]):
             run(self._cut_off())
 
     def _cut_off(self) -> None:
-        """End the iteration of who is cancelled, and waits for nobody; others may have the name of a consumer."""
+        """End the iteration of who is cancelled, waiting for nobody, and let others have the name of a consumer."""
         self._feed.stop()
         runtime, consumer = self._view.runtime, self._consumer
         if consumer is not None:  # a request for its name may have been under way

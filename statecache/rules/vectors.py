@@ -33,6 +33,7 @@ VECTORS_MAX = 100
 """How many vectors a value may have: one with more counts as having none."""
 MEMBER = "vectors"
 """The member that holds vectors where no other one is named."""
+_LEAST = 1e-30
 _FLOAT = "f"
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -61,8 +62,9 @@ class Vector:
         self._length = math.sqrt(_product(numbers, numbers))
 
     def spelled(self) -> str:
-        """Return the vector's direction as Postgres reads an array."""
-        return f"{{{','.join(repr(one / self._length) for one in self.numbers)}}}"
+        """Return the vector's direction as Postgres reads an array of 32-bit floats, which refuses smaller numbers."""
+        parts = (one / self._length for one in self.numbers)
+        return f"{{{','.join(repr(one) if abs(one) >= _LEAST else '0' for one in parts)}}}"
 
     def nearness(self, record: Record, member: str) -> float | None:
         """Return the greatest cosine of the vectors that a record's value holds, or None where it holds none."""

@@ -86,6 +86,8 @@ async def test_what_an_index_cannot_take_holds_up_nothing_else(
         await flush(worker)
         take_in(psql)
     assert {one.refused for one in await indexes(settings)} == {0}
+    apart = [1e30, 1e-30, *[0.0] * (DIMS - 2)]  # as a direction, the second is less than a 32-bit float can be
+    assert (await found(cache, apart))[0] == "notes/odd"
 
 
 async def test_a_state_that_is_refused_by_the_index_is_counted_and_left_out(
