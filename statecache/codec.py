@@ -107,7 +107,8 @@ class Codec:
             if not isinstance(value, self._class):
                 raise CodecError(key=key, reason=f"it is a {name_of(value.__class__)}, not a {name_of(self.type)}")
         elif value.__class__ not in _PLAIN and (own := self.of(value)) is not self:
-            return own.encode(value, key=key, bytes_max=bytes_max)
+            encoded, _ = own.encode(value, key=key, bytes_max=bytes_max)
+            return encoded, self._read(encoded)
         if sys.getrecursionlimit() > _FRAMES_SAFE:
             self._refuse_bad_parts(value, key)
         try:

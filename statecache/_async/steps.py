@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from statecache.clock import monotonic, wall
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 D = TypeVar("D")
 V = TypeVar("V")
+W = TypeVar("W")
 
 
 class AsyncSteps(VerbGroup[D], Generic[D]):
@@ -29,14 +31,28 @@ class AsyncSteps(VerbGroup[D], Generic[D]):
     @overload
     async def step(
         self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: type[V],
-        apply: Callable[[Any, Any], Any] | None = None, default: Any = ..., state_type: Any = None,
+        apply: Callable[[D, V], Awaitable[D] | D] | None = None, default: D | Callable[[], D] | None = ...,
         idempotent: bool = False, check: Callable[[Step], Any] | None = None, retry: int | Retry = 0,
         durability: Durability = "postgres", actor: str = "", reason: str = "", timeout: float | None = None,
     ) -> V: ...  # fmt: skip
     @overload
     async def step(
-        self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: Any = None,
-        apply: Callable[[Any, Any], Any] | None = None, default: Any = ..., state_type: Any = None,
+        self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: UnionType | None = None,
+        apply: Callable[[D, Any], Awaitable[D] | D] | None = None, default: D | Callable[[], D] | None = ...,
+        idempotent: bool = False, check: Callable[[Step], Any] | None = None, retry: int | Retry = 0,
+        durability: Durability = "postgres", actor: str = "", reason: str = "", timeout: float | None = None,
+    ) -> Any: ...  # fmt: skip
+    @overload
+    async def step(
+        self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: type[V],
+        apply: Callable[[W, V], Awaitable[W] | W], default: W | Callable[[], W] | None = ..., state_type: type[W],
+        idempotent: bool = False, check: Callable[[Step], Any] | None = None, retry: int | Retry = 0,
+        durability: Durability = "postgres", actor: str = "", reason: str = "", timeout: float | None = None,
+    ) -> V: ...  # fmt: skip
+    @overload
+    async def step(
+        self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: UnionType | None = None,
+        apply: Callable[[Any, Any], Any], default: Any = ..., state_type: Any,
         idempotent: bool = False, check: Callable[[Step], Any] | None = None, retry: int | Retry = 0,
         durability: Durability = "postgres", actor: str = "", reason: str = "", timeout: float | None = None,
     ) -> Any: ...  # fmt: skip

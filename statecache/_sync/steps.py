@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from statecache.clock import monotonic, wall
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 D = TypeVar("D")
 V = TypeVar("V")
+W = TypeVar("W")
 
 
 class Steps(VerbGroup[D], Generic[D]):
@@ -32,14 +34,28 @@ class Steps(VerbGroup[D], Generic[D]):
     @overload
     def step(
         self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: type[V],
-        apply: Callable[[Any, Any], Any] | None = None, default: Any = ..., state_type: Any = None,
+        apply: Callable[[D, V], D | D] | None = None, default: D | Callable[[], D] | None = ...,
         idempotent: bool = False, check: Callable[[Step], Any] | None = None, retry: int | Retry = 0,
         durability: Durability = "postgres", actor: str = "", reason: str = "", timeout: float | None = None,
     ) -> V: ...  # fmt: skip
     @overload
     def step(
-        self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: Any = None,
-        apply: Callable[[Any, Any], Any] | None = None, default: Any = ..., state_type: Any = None,
+        self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: UnionType | None = None,
+        apply: Callable[[D, Any], D | D] | None = None, default: D | Callable[[], D] | None = ...,
+        idempotent: bool = False, check: Callable[[Step], Any] | None = None, retry: int | Retry = 0,
+        durability: Durability = "postgres", actor: str = "", reason: str = "", timeout: float | None = None,
+    ) -> Any: ...  # fmt: skip
+    @overload
+    def step(
+        self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: type[V],
+        apply: Callable[[W, V], W | W], default: W | Callable[[], W] | None = ..., state_type: type[W],
+        idempotent: bool = False, check: Callable[[Step], Any] | None = None, retry: int | Retry = 0,
+        durability: Durability = "postgres", actor: str = "", reason: str = "", timeout: float | None = None,
+    ) -> V: ...  # fmt: skip
+    @overload
+    def step(
+        self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: UnionType | None = None,
+        apply: Callable[[Any, Any], Any], default: Any = ..., state_type: Any,
         idempotent: bool = False, check: Callable[[Step], Any] | None = None, retry: int | Retry = 0,
         durability: Durability = "postgres", actor: str = "", reason: str = "", timeout: float | None = None,
     ) -> Any: ...  # fmt: skip

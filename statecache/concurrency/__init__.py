@@ -17,6 +17,7 @@ by one `send`, and the synchronous client needs no event loop:
 from __future__ import annotations
 
 from statecache.concurrency.interface import Background, Batcher, Beside, Concurrency, Request, Signal, Slot, Slots
+from statecache.concurrency.lateness import BUSY, LoopBusy, no_answer
 from statecache.concurrency.running import entered, iterated, run
 from statecache.concurrency.tasks import Tasks
 from statecache.concurrency.threads import Threads
@@ -25,12 +26,14 @@ TASKS = Tasks()
 THREADS = Threads()
 
 __all__ = [
+    "BUSY",
     "TASKS",
     "THREADS",
     "Background",
     "Batcher",
     "Beside",
     "Concurrency",
+    "LoopBusy",
     "Request",
     "Signal",
     "Slot",
@@ -39,5 +42,6 @@ __all__ = [
     "Threads",
     "entered",
     "iterated",
+    "no_answer",
     "run",
 ]

@@ -21,6 +21,7 @@ from weakref import ref
 import psycopg
 
 from statecache.clock import monotonic
+from statecache.concurrency.lateness import Lateness
 from statecache.concurrency.starting import start
 
 T = TypeVar("T")
@@ -34,16 +35,17 @@ class TaskTimeout:
     """A bound on what is done with a connection to Postgres: past that many seconds its socket is shut.
 
     Whoever waits on the connection then gets an error, and `expired` tells that error from others. Neither a thread nor
-    a task that waits for a silent server could be had back as quickly otherwise.
+    a task that waits for a silent server could be had back as quickly otherwise. `late_s` says
+    how late that was.
     """
 
-    __slots__ = ("_connection", "_seconds", "_timer", "expired")
+    __slots__ = ("_connection", "_seconds", "_timer", "expired", "late_s")
 
     def __init__(self, seconds: float, connection: Any) -> None:
         self._seconds = seconds
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None
-        self.expired = False
+        self.expired, self.late_s = False, 0.0
 
     async def __aenter__(self) -> TaskTimeout:
         self._timer = asyncio.get_running_loop().call_later(self._seconds, self.expire)
@@ -56,6 +58,8 @@ class TaskTimeout:
     def expire(self) -> None:
         """Shut the connection now."""
         self.expired = True
+        if self._timer is not None:
+            self.late_s = monotonic() - self._timer.when()
         shut(self._connection)
 
 
@@ -82,14 +86,14 @@ class ThreadTimeout:
     Whoever was interrupted by a signal handler before the end of it has not taken it off the connection.
     """
 
-    __slots__ = ("__weakref__", "_connection", "_end", "_outer", "_seconds", "expired")
+    __slots__ = ("__weakref__", "_connection", "_end", "_outer", "_seconds", "expired", "late_s")
 
     def __init__(self, seconds: float, connection: Any) -> None:
         self._connection = connection
         self._seconds = seconds
         self._end = inf
         self._outer: ref[ThreadTimeout] | None = None
-        self.expired = False
+        self.expired, self.late_s = False, 0.0
 
     async def __aenter__(self) -> ThreadTimeout:
         self._end = monotonic() + self._seconds
@@ -137,7 +141,7 @@ def shut(connection: Any) -> None:
 
 async def task_opened(open_one: Callable[[], Awaitable[T]], seconds: float | None) -> T:
     """Open a connection to Postgres; raise TimeoutError where that takes more than that many seconds."""
-    async with asyncio.timeout(seconds):
+    async with Lateness(), asyncio.timeout(seconds):
         return await open_one()
 
 

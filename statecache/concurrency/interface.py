@@ -87,9 +87,13 @@ class Background(Protocol):
 
 
 class Timeout(Protocol):
-    """A bound on what is done with a connection to Postgres, in an `async with` block."""
+    """A bound on what is done with a connection to Postgres, in an `async with` block.
+
+    `late_s` says of one that is `expired` how late this process looked, in seconds.
+    """
 
     expired: bool
+    late_s: float
 
     async def __aenter__(self) -> Any: ...
 
@@ -97,6 +101,16 @@ class Timeout(Protocol):
 
     def expire(self) -> None:
         """Shut the connection now."""
+
+
+class Deadline(Protocol):
+    """A bound on an exchange with Redis, in an `async with` block; `late_s` is how late this process saw its end."""
+
+    late_s: float
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(self, *exc_info: Any) -> None: ...
 
 
 class Concurrency(ABC):
@@ -207,7 +221,7 @@ class Concurrency(ABC):
         """Bound the opening of a connection to Redis."""
 
     @abstractmethod
-    def deadline(self, connection: Any, seconds: float) -> Bound:
+    def deadline(self, connection: Any, seconds: float) -> Deadline:
         """Bound one exchange on a connection to Redis; TimeoutError past it."""
 
     @abstractmethod

@@ -12,12 +12,13 @@ import asyncio
 import contextlib
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from ssl import SSLSocket
 from typing import Any
 
 from statecache.clock import monotonic
+from statecache.concurrency.lateness import Lateness
 from statecache.concurrency.slots import ThreadSlot, ThreadSlots
 
 _RECORD_S = 0.05
@@ -25,17 +26,21 @@ _RECORD_S = 0.05
 
 
 class TaskDeadline:
-    """A bound of so many seconds on one exchange on a connection; TimeoutError past it."""
+    """A bound of so many seconds on one exchange on a connection; TimeoutError past it, `late_s` seconds late."""
 
-    __slots__ = ("_timeout",)
+    __slots__ = ("_timeout", "late_s")
 
     def __init__(self, connection: Any, seconds: float) -> None:  # noqa: ARG002
         self._timeout = asyncio.timeout(seconds)
+        self.late_s = 0.0
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> TaskDeadline:
         await self._timeout.__aenter__()
+        return self
 
     async def __aexit__(self, *exc_info: Any) -> None:
+        if self._timeout.expired() and (end := self._timeout.when()) is not None:
+            self.late_s = asyncio.get_running_loop().time() - end
         await self._timeout.__aexit__(*exc_info)
 
 
@@ -43,9 +48,10 @@ class _Exchange:
     """The block of an exchange whose bound is set on its socket."""
 
     __slots__ = ()
+    late_s = 0.0
 
-    async def __aenter__(self) -> None:
-        return None
+    async def __aenter__(self) -> _Exchange:
+        return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         return None
@@ -155,18 +161,16 @@ def _is_tls(connection: Any) -> bool:
     return isinstance(connection._sock, SSLSocket)
 
 
-class TaskDialing(TaskDeadline):
-    """A bound of so many seconds on the opening of a connection to Redis; its single steps are unbounded.
+@contextlib.asynccontextmanager
+async def task_dialing(connection: Any, seconds: float) -> AsyncIterator[None]:
+    """Bound the opening of a connection to Redis to that many seconds; its single steps are unbounded.
 
     Beneath Python 3.12 the bound that redis-py sets on a step loses a cancellation that comes as the step ends: the
     task goes on as if nobody had cancelled it. All later exchanges are bounded by `TaskDeadline` alone.
     """
-
-    __slots__ = ()
-
-    def __init__(self, connection: Any, seconds: float) -> None:
-        super().__init__(connection, seconds)
-        connection.socket_timeout = None
+    connection.socket_timeout = None
+    async with Lateness(), asyncio.timeout(seconds):
+        yield
 
 
 class ThreadDialing:

@@ -20,10 +20,10 @@ from statecache.concurrency.interface import Background, Beside, Concurrency, Sl
 from statecache.concurrency.slots import TaskSlots
 from statecache.concurrency.sockets import (
     TaskDeadline,
-    TaskDialing,
     TaskReceiving,
     TaskSending,
     TaskSocketTurn,
+    task_dialing,
     task_disown,
     task_sever,
     task_wake,
@@ -45,7 +45,7 @@ class Tasks(Concurrency):
     batcher = TaskBatcher
     timeout = TaskTimeout
     turn = TaskSocketTurn
-    dialing = TaskDialing
+    dialing = staticmethod(task_dialing)
     deadline = TaskDeadline
     sending = TaskSending
     receiving = TaskReceiving

@@ -40,6 +40,11 @@ def _patience(seconds: float) -> float:
     return seconds - min(LEFT_S, seconds / 2)
 
 
+def _is_too_late(waited: float, seconds: float) -> bool:
+    """Return whether a caller was told so late of his connection that hardly any of his time is left for the server."""
+    return seconds - waited < (seconds - _patience(seconds)) / 2
+
+
 class Pooled(Protocol):
     """A connection that a pool can lend: it knows whether it is alive, and can be closed.
 
@@ -206,6 +211,9 @@ class Pool(Generic[C]):
         started = monotonic()
         slot = await self._slots.acquire(_patience(seconds), ahead=ahead)
         waited = monotonic() - started
+        if slot is not None and _is_too_late(waited, seconds):
+            slot.release()
+            slot = None
         if slot is None:
             raise self.all_in_use(waited)
         self.longest_wait_s = max(self.longest_wait_s, waited)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -36,6 +37,13 @@ class Renamed(msgspec.Struct):
     aim: str
 
 
+@dataclass
+class Dated:
+    """A value that JSON has no form of its own for."""
+
+    at: datetime
+
+
 @pytest.mark.parametrize(
     ("value", "seen"),
     [
@@ -44,6 +52,8 @@ class Renamed(msgspec.Struct):
         ((1, 2), [1, 2]),
         ({3}, [3]),
         ({1: "one"}, {"1": "one"}),
+        (Job("buy"), {"goal": "buy"}),
+        (Dated(NOON), {"at": "2026-11-01T12:00:00Z"}),
         ({"at": NOON, "pair": (1, 2), "plain": [1]}, {"at": "2026-11-01T12:00:00Z", "pair": [1, 2], "plain": [1]}),
     ],
 )
@@ -61,9 +71,13 @@ async def test_a_writer_is_shown_what_readers_get(client: AsyncStateCache, value
 
 
 async def test_a_typed_writer_is_shown_a_value_of_its_type(client: AsyncStateCache) -> None:
-    job = Job("buy")
-    assert (await client.set(KEY, job)).value == job
-    assert (await client.namespace("jobs", type=Job).set("1", job)).value == job
+    """Without a type he is shown what readers without one get, and the value is known by its class all the same."""
+    job, jobs = Job("buy"), client.namespace("runs", type=Job)
+    untyped, typed = await client.set(KEY, job), await jobs.set("2", job)
+    assert (untyped.value, typed.value, untyped.schema) == ({"goal": "buy"}, job, typed.schema)
+    read = await jobs.get("1")
+    assert read is not None
+    assert read.value == job
 
 
 async def test_a_writer_of_floats_is_shown_floats(client: AsyncStateCache) -> None:

@@ -56,6 +56,16 @@ async def awaited_count(tx: AsyncTransaction[Job]) -> int:
     return len(tx.states)
 
 
+def paid(job: Job, receipt: int) -> Job:
+    """Return what a payment makes of a job."""
+    return Job(job.done + receipt)
+
+
+def priced(other: Other, price: int) -> Other:
+    """Return what a price makes of another one."""
+    return Other(f"{other.text} {price}")
+
+
 def of_a_namespace(cache: StateCache) -> None:
     """Use the verbs of the synchronous client."""
     jobs = cache.namespace("jobs", type=Job)
@@ -176,6 +186,13 @@ def of_a_step(cache: StateCache) -> None:
     """Run steps: a result comes as it is read back, so only a type says what it is."""
     reveal_type(cache.step("jobs/a", "pay", lambda step: 7, type=int))  # is: int
     reveal_type(cache.step("jobs/a", "pay", lambda step: Job()))  # is: Any
+    jobs = cache.namespace("jobs", type=Job)
+    reveal_type(jobs.step("a", "pay", lambda step: 7, type=int, apply=paid, default=Job))  # is: int
+    reveal_type(jobs.step("a", "pay", lambda step: 7, apply=paid))  # is: Any
+    reveal_type(jobs.step("a", "pay", lambda step: 7, type=int, apply=priced, state_type=Other))  # is: int
+    jobs.step("a", "pay", lambda step: 7, type=int, apply=priced)  # error: arg-type
+    jobs.step("a", "pay", lambda step: 7, apply=priced)  # error: arg-type
+    jobs.step("a", "pay", lambda step: 7, type=int, apply=paid, state_type=Other)  # error: arg-type
 
 
 def of_history(cache: StateCache) -> None:

@@ -141,7 +141,7 @@ async def test_update_reads_calls_and_writes(fake_cache: AsyncStateCache) -> Non
     assert (await fake_cache.update("runs/42", lambda value: value + 1, default=1)).value == 2
     assert (await fake_cache.update("runs/42", lambda value: value + 1, default=1)).value == 3
     made = await fake_cache.update("runs/43", lambda run: Run(run["goal"]), default=lambda: {"goal": "refund"})
-    assert made.value == Run("refund")
+    assert made.value == {"goal": "refund", "done": []}
 
 
 async def test_an_exception_in_update_aborts_it(fake_cache: AsyncStateCache) -> None:

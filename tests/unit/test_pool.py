@@ -167,6 +167,25 @@ async def test_who_waited_for_a_slot_has_that_much_less_time_to_connect() -> Non
     assert dialed.seconds == WAIT_S - pool.longest_wait_s < WAIT_S
 
 
+async def test_who_is_told_too_late_of_his_connection_asks_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy process runs him when hardly any of his time is left: a server could not answer in that."""
+    dialed, ahead = Dialed(), [0.0]
+    monkeypatch.setattr("statecache.core.pool.monotonic", lambda: monotonic() + ahead[0])
+    pool = _pool(1, dialed)
+    line = await pool.take(WAIT_S)
+
+    async def give_it_back(late_s: float) -> None:
+        ahead[0] += late_s
+        pool.give(line)
+
+    for late_s, told in ((WAIT_S - 0.15, False), (WAIT_S - 0.05, True), (WAIT_S + 1, True)):
+        taken, _ = await asyncio.gather(pool.take(WAIT_S), give_it_back(late_s), return_exceptions=True)
+        assert isinstance(taken, RedisUnavailable) is told
+        if told:
+            line = await pool.take(WAIT_S)  # the slot is free again
+    assert str(taken).startswith("Redis is unavailable (pool): waited 21 s for a connection of 1.")
+
+
 async def test_what_is_idle_can_be_dropped_and_what_is_lent_stays() -> None:
     pool = _pool(2)
     idle, lent = await pool.take(1), await pool.take(1)

@@ -24,7 +24,7 @@ from psycopg.pq import Escaping
 
 from statecache.backoff import LATE_S, Backoff
 from statecache.clock import monotonic
-from statecache.concurrency import TASKS, Concurrency
+from statecache.concurrency import TASKS, Concurrency, no_answer
 from statecache.concurrency.bounding import shut
 from statecache.core.pool import Pool, silent_since
 from statecache.core.postgres.connection import brief, connect, milliseconds
@@ -282,7 +282,8 @@ class PostgresTier:
             reason = "timeout" if late else "connection" if broken else "refused"
             if late or broken:
                 session.silent_since = silent_since(begun) if late else monotonic()
-            raise PostgresUnavailable(reason, detail=f"{where}: {brief(error)}") from error
+            told = no_answer(seconds, limit.late_s) if limit.expired else brief(error)
+            raise PostgresUnavailable(reason, detail=f"{where}: {told}") from error
         finally:
             if not whole:
                 await session.close()

@@ -30,7 +30,7 @@ from redis.exceptions import (
 from statecache import _process
 from statecache._tls import FILES, check_tls_files, is_tls_refused
 from statecache.clock import monotonic
-from statecache.concurrency import TASKS, Concurrency
+from statecache.concurrency import BUSY, TASKS, Concurrency, LoopBusy, no_answer
 from statecache.concurrency.sockets import is_buffered, unread_bytes
 from statecache.core.pool import silent_since
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
@@ -166,6 +166,7 @@ class Link:
             over_tls = settings.redis_url.startswith("rediss://")
             mute = _MUTE if over_tls and "imeout" in type(error).__name__ else ""
             reason, hint = ("tls", _TLS) if refused else ("connect", _UP + mute)
+            hint = BUSY if isinstance(error, LoopBusy) else hint
             raise RedisUnavailable(
                 reason, detail=f"{where}: {_system_reason(error) or 'no answer in time'}", hint=hint
             ) from error
@@ -202,9 +203,9 @@ class Link:
             raise RedisUnavailable("connection", detail=f"{self._where}: the connection is closed")
         spelled = packed(commands)
         replies: list[Any] = []
-        whole, sent = False, monotonic()
+        whole, sent, bound = False, monotonic(), self.io.deadline(connection, seconds)
         try:
-            async with self.io.deadline(connection, seconds):
+            async with bound:
                 await line.send_packed_command(spelled)
                 for _ in commands:
                     try:
@@ -216,7 +217,7 @@ class Link:
             whole, self.heard_at = True, monotonic()
         except TimeoutError as error:
             self.silent_since = silent_since(sent)
-            raise RedisUnavailable("timeout", detail=f"{self._where}: no answer within {seconds:.3g} s") from error
+            raise RedisUnavailable("timeout", detail=f"{self._where}: {no_answer(seconds, bound.late_s)}") from error
         except (RedisError, OSError) as error:
             refused = "authentication" if isinstance(error, AuthenticationError) else "connection"
             reason = "timeout" if "imeout" in type(error).__name__ else "tls" if is_tls_refused(error) else refused

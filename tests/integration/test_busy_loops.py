@@ -1,0 +1,74 @@
+"""An event loop that has no time to listen: whoever asks on it is told of that, not of a server that is up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from statecache import AsyncStateCache, OutcomeUnknown, Settings, Unavailable
+from statecache.core.postgres.connection import connect
+from statecache.core.redis.connection import Link, dialer
+from tests.fixtures.faults import through
+from tests.support.fault_proxy import FaultProxy
+
+pytestmark = pytest.mark.counts_seconds
+
+BUSY_S = 0.05
+"""For how long the loop is kept from everything else, again and again, in seconds."""
+
+_BUSY = r"no answer within 0\.\d+ s, for 0\.\d+ s of which this process was busy\. Have fewer calls under way at once"
+
+
+@asynccontextmanager
+async def _busy() -> AsyncIterator[None]:
+    """Keep the loop busy with something that does not await, as a great many tasks do."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def work() -> None:
+        time.sleep(BUSY_S)
+        if not ended.is_set():
+            loop.call_soon(work)
+
+    loop.call_soon(work)
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+async def _opened(which: str, settings: Settings) -> None:
+    """Open a connection to a server, in half a second."""
+    if which == "redis":
+        link = await Link.open(dialer(settings), settings, 0.5)
+        await link.end()
+    else:
+        await (await connect(settings, "test", seconds=0.5)).close()
+
+
+@pytest.mark.parametrize("which", ["redis", "postgres"])
+async def test_who_opens_a_connection_meanwhile_blames_no_server(
+    settings: Settings, proxy: FaultProxy, postgres_proxy: FaultProxy, which: str
+) -> None:
+    behind = through(settings, redis=proxy, postgres=postgres_proxy)
+    await _opened(which, behind)
+    proxy.silent = postgres_proxy.silent = True
+    with pytest.raises(Unavailable, match=r"no answer in time\. Is the server up") as caught:
+        await _opened(which, behind)
+    async with _busy():
+        with pytest.raises(Unavailable, match=_BUSY) as busy:
+            await _opened(which, behind)
+    assert (caught.value.reason, busy.value.reason) == ("connect", "connect")
+
+
+async def test_who_looks_late_for_an_answer_says_so(settings: Settings, proxy: FaultProxy) -> None:
+    async with AsyncStateCache(settings=through(settings, redis=proxy)) as client:
+        await client.set("runs/1", 1)
+        proxy.arm("silence", at=b"the-second").then(lambda: setattr(proxy, "silent", True))
+        async with _busy():
+            with pytest.raises(OutcomeUnknown, match=r"within 0\.\d+ s, and this process was busy: it looked 0\.\d+ s"):
+                await client.set("runs/1", 2, actor="the-second", timeout=0.3)
+        proxy.silent = False
