@@ -62,7 +62,7 @@ from statecache.replay.journal import (
 )
 from statecache.replay.ledger import Ledger, Sent
 from statecache.replay.pace import Pace
-from statecache.replay.runs import AgentRun, RunState, advanced, beginning, key_of, state_after
+from statecache.replay.runs import NAMESPACE, AgentRun, RunState, advanced, beginning, key_of, state_after
 
 PAUSE_MAX_S = 0.5
 REFUSALS_MAX = 20
@@ -92,7 +92,7 @@ class Agent:
     """A player of recorded runs against the cache, several at a time."""
 
     def __init__(self, cache: AsyncStateCache, journal: Journal, job: Job, past: Ledger, *, pace: Pace) -> None:
-        self._cache = cache
+        self._runs = cache.namespace(NAMESPACE, type=RunState)
         self._journal = journal
         self._job = job
         self._past = past
@@ -139,7 +139,7 @@ class Agent:
         end, backoff = monotonic() + self._job.patience_s, Backoff(0.01, PAUSE_MAX_S)
         while True:
             try:
-                return await self._cache.get(key_of(run_id), type=RunState)
+                return await self._runs.get(run_id)
             except _OUTAGE:
                 if monotonic() > end:
                     raise
@@ -176,11 +176,10 @@ class Agent:
             await TASKS.sleep(backoff.take())
 
     async def _send(self, sent: Sent, value: RunState) -> State[RunState]:
-        key = key_of(sent.run)
         if not sent.expected:
-            return await self._cache.create(key, value, durability=self._level, change_id=sent.change_id)
-        return await self._cache.set(
-            key, value, expected=sent.expected, durability=self._level, change_id=sent.change_id
+            return await self._runs.create(sent.run, value, durability=self._level, change_id=sent.change_id)
+        return await self._runs.set(
+            sent.run, value, expected=sent.expected, durability=self._level, change_id=sent.change_id
         )
 
     async def _found(self, sent: Sent) -> State[RunState] | None:
