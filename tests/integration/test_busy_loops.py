@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from statecache import AsyncStateCache, OutcomeUnknown, Settings, Unavailable
+from statecache.clock import monotonic
 from statecache.core.postgres.connection import connect
 from statecache.core.redis.connection import Link, dialer
 from tests.fixtures.faults import through
@@ -29,7 +29,9 @@ async def _busy() -> AsyncIterator[None]:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def work() -> None:
-        time.sleep(BUSY_S)
+        until = monotonic() + BUSY_S
+        while monotonic() < until:
+            pass
         if not ended.is_set():
             loop.call_soon(work)
 
