@@ -149,9 +149,9 @@ def documents() -> Iterator[str]:
 
 
 @contextmanager
-def _redis_saver(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def _redis_saver(url: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Iterator[Any]:
     """Open the vendor's saver as its `setup` leaves it, on a Redis that knows no search."""
-    with RedisSaver.from_conn_string(url) as saver:
+    with RedisSaver.from_conn_string(url, **more) as saver:
         saver._key_registry = SyncCheckpointKeyRegistry(saver._redis)
         monkeypatch.setattr(RedisSaver, "_load_pending_sends_with_registry_check", lambda *_, **__: [])
         yield saver
@@ -209,6 +209,27 @@ def test_threads_of_the_vendors_redis_are_taken_in_whole_and_gone_on_with(
         assert again.out == f"0 checkpoints of 3 threads written, {count} there already\n"
         ended = [_play(saver, "asked/1", "yes")["messages"] for saver in (played, ours)]
         assert ended[0] == ended[1]
+
+
+def test_what_the_vendors_keys_begin_with_can_be_named(
+    cli: CommandLine, settings: Settings, documents: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prefix is taken as it is, whatever it would mean in a pattern."""
+    played, named = InMemorySaver(), {"checkpoint_prefix": "a*[b]", "checkpoint_write_prefix": "w?"}
+    options = ("--checkpoint-prefix", "a*[b]", "--checkpoint-write-prefix", "w?")
+    with _redis_saver(documents, monkeypatch, **named) as theirs, StateCacheSaver(settings) as ours:
+        _play(played, "asked/1")
+        _put_in(played, theirs, "asked/1")
+        document = theirs._redis.json().get(next(theirs._redis.scan_iter(match="a[*]*")))
+        theirs._redis.json().set("a-b:another", "$", document | {"thread_id": "another"})
+        none = cli("import", "langgraph-redis", documents)
+        assert none.out == "0 checkpoints of 0 threads written, 0 there already\n"
+        taken = cli("import", "langgraph-redis", documents, *options)
+        assert taken.out == f"{len(_told(played, 'asked/1'))} checkpoints of 1 thread written, 0 there already\n", taken
+        assert _told(ours, "asked/1") == _told(played, "asked/1")
+        assert any(told[4] for told in _told(ours, "asked/1"))
+    refused = cli("import", "langgraph-postgres", "postgresql://x", *options)
+    assert (refused.status, "go with langgraph-redis" in refused.err) == (2, True), refused
 
 
 def test_a_redis_that_cannot_be_taken_in_is_told(

@@ -11,6 +11,7 @@ written there, and no search index is needed.
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,12 +28,15 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata
     from redis import Redis
 
-_CHECKPOINTS, _WRITES = "checkpoint:", "checkpoint_write:"
+CHECKPOINTS, WRITES = "checkpoint", "checkpoint_write"
+"""What keys begin with, up to the first colon, where the saver was not given `checkpoint_prefix` and the other."""
 _NOTHING = {"__empty__", "00000000-0000-0000-0000-000000000000"}
 """What stands for an empty text, which a search index could not hold."""
 _ADDED = {"type", "pending_sends"}
 """What the saver adds to a checkpoint: its serializer's word for it, and a list that is always empty."""
 _KEYS_PER_READ = 200
+_SPECIAL = re.compile(r"[][*?\\]")
+"""What means more than itself in a pattern of keys."""
 _NAMED = ("$.thread_id", "$.checkpoint_ns", "$.checkpoint_id")
 
 
@@ -50,15 +54,18 @@ class Name(NamedTuple):
 
 
 class RedisCheckpoints:
-    """The checkpoints that a Redis holds, by their names; `saver` is the vendor's, which decodes their values."""
+    """The checkpoints that a Redis holds, by their names; `saver` is the vendor's, which decodes their values.
 
-    def __init__(self, redis: Redis, saver: Any) -> None:
+    `prefix` is what the keys of checkpoints begin with, `write_prefix` what those of pending writes do.
+    """
+
+    def __init__(self, redis: Redis, saver: Any, prefix: str, write_prefix: str) -> None:
         self._redis, self._saver = redis, saver
         self._keys: dict[Name, bytes] = {}
         self._writes: dict[Name, list[bytes]] = {}
-        for key, names in self._named(_CHECKPOINTS):
+        for key, names in self._named(prefix):
             self._keys[names] = key
-        for key, names in self._named(_WRITES):
+        for key, names in self._named(write_prefix):
             self._writes.setdefault(names, []).append(key)
 
     def configs(self) -> Iterator[RunnableConfig]:
@@ -97,7 +104,8 @@ class RedisCheckpoints:
     def _named(self, prefix: str) -> Iterator[tuple[bytes, Name]]:
         """Yield the keys that begin so and hold documents, with the checkpoints that these name."""
         some: list[bytes] = []
-        for key in self._redis.scan_iter(match=f"{prefix}*", count=1000):
+        plain = _SPECIAL.sub(r"\\\g<0>", prefix)
+        for key in self._redis.scan_iter(match=f"{plain}:*", count=1000):
             some.append(key)
             if len(some) == _KEYS_PER_READ:
                 yield from self._names_of(some)
@@ -129,9 +137,12 @@ class RedisCheckpoints:
 
 
 @contextmanager
-def redis_checkpoints(url: str) -> Iterator[tuple[RedisCheckpoints, Iterator[RunnableConfig]]]:
+def redis_checkpoints(
+    url: str, *, prefix: str = CHECKPOINTS, write_prefix: str = WRITES
+) -> Iterator[tuple[RedisCheckpoints, Iterator[RunnableConfig]]]:
     """Open the vendor's Redis, and yield its checkpoints with what names each of them.
 
+    `prefix` and `write_prefix` are the saver's `checkpoint_prefix` and `checkpoint_write_prefix`.
     Raises ConfigurationError where the vendor's package or the module for documents is missing, UsageError for what is
     no URL, and RedisUnavailable.
     """
@@ -148,7 +159,7 @@ def redis_checkpoints(url: str) -> Iterator[tuple[RedisCheckpoints, Iterator[Run
                 saver: Any = opened.enter_context(RedisSaver.from_conn_string(url))
             except ValueError as error:
                 raise UsageError("this is no URL of a Redis", hint="redis://HOST:6379/0") from error
-            found = RedisCheckpoints(saver._redis, saver)
+            found = RedisCheckpoints(saver._redis, saver, prefix, write_prefix)
             yield found, found.configs()
         except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
             raise RedisUnavailable("connect", detail=f"what is taken in: {error}") from error

@@ -11,7 +11,7 @@ crewai-sqlite FILE         flows of CrewAI in SQLite, for `StateCacheFlowPersist
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,8 @@ class Asked(NamedTuple):
     namespace: str | None
     durability: Durability | None
     dry_run: bool
+    prefixes: Mapping[str, str] = {}
+    """What keys begin with at LangGraph's saver on Redis, by `prefix` and `write_prefix`, where it was given them."""
 
     @property
     def how(self) -> dict[str, Any]:
@@ -75,7 +77,7 @@ def _langgraph_postgres(asked: Asked) -> Taken:
 def _langgraph_redis(asked: Asked) -> Taken:
     from statecache.adapters.langgraph.redis_source import redis_checkpoints
 
-    return _langgraph(asked, redis_checkpoints)
+    return _langgraph(asked, partial(redis_checkpoints, **asked.prefixes))
 
 
 def _langgraph(asked: Asked, checkpoints: Callable[[str], AbstractContextManager[Any]]) -> Taken:

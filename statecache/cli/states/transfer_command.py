@@ -104,6 +104,12 @@ def take_in(
     namespace: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of a framework's adapter, if it is another one than its own.")
     ] = None,
+    checkpoint_prefix: Annotated[
+        str | None, typer.Option(metavar="NAME", help="As LangGraph's Redis saver was given it.")
+    ] = None,
+    checkpoint_write_prefix: Annotated[
+        str | None, typer.Option(metavar="NAME", help="As LangGraph's Redis saver was given it.")
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite keys that have another value.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only compare and count.")] = False,
     durability: Level = None,
@@ -135,11 +141,15 @@ def take_in(
       gunzip < runs.jsonl.gz | statecache import -
     """
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
+    given = {"prefix": checkpoint_prefix, "write_prefix": checkpoint_write_prefix}
+    prefixes = {name: prefix for name, prefix in given.items() if prefix is not None}
+    if prefixes and source != "langgraph-redis":
+        raise UsageError("--checkpoint-prefix and --checkpoint-write-prefix go with langgraph-redis")
     if source in FRAMEWORKS:
         if where is None or replace or actor or reason:
             hint = f"statecache import {source} WHERE [--namespace NAME] [--durability LEVEL] [--dry-run]"
             raise UsageError(f"{source} takes where it is, and neither --replace nor --actor nor --reason", hint=hint)
-        asked = Asked(where, settings, namespace, checked_durability(durability), dry_run)
+        asked = Asked(where, settings, namespace, checked_durability(durability), dry_run, prefixes)
         return take_in_from(source, asked, as_json=as_json)
     if where is not None or namespace is not None:
         words = f"{where or namespace!r} goes with {' or '.join(FRAMEWORKS)}"
