@@ -108,7 +108,7 @@ class Codec:
                 raise CodecError(key=key, reason=f"it is a {name_of(value.__class__)}, not a {name_of(self.type)}")
         elif value.__class__ not in _PLAIN and (own := self.of(value)) is not self:
             encoded, _ = own.encode(value, key=key, bytes_max=bytes_max)
-            return encoded, self._read(encoded)
+            return encoded, self._untyped(encoded, key, kind=value.__class__)
         if sys.getrecursionlimit() > _FRAMES_SAFE:
             self._refuse_bad_parts(value, key)
         try:
@@ -119,6 +119,14 @@ class Codec:
             hint = _SPLIT + (", or raise value_bytes_max (at most 8 MiB)." if bytes_max < VALUE_BYTES_MAX else ".")
             raise LimitExceeded("the value", actual=len(data), limit=bytes_max, key=key, hint=hint)
         return data, self._checked(value, data, key)
+
+    def _untyped(self, data: bytes, key: str, *, kind: Any) -> Any:
+        """Return what readers without a type get of a record; raise CodecError where they can read none of it."""
+        try:
+            return self._read(data)
+        except Exception as error:  # what a class has its own words for
+            remedy = f"; without a type nobody could read it: write and read it with type={name_of(kind)}"
+            raise _error_of(error, key, "encoded", more=remedy) from error
 
     def _checked(self, value: Any, data: bytes, key: str) -> Any:
         """Return what readers get from these bytes; raise CodecError where it is not the value."""

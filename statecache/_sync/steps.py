@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from statecache.clock import monotonic, wall
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 D = TypeVar("D")
 V = TypeVar("V")
-W = TypeVar("W")
 
 
 class Steps(VerbGroup[D], Generic[D]):
@@ -35,29 +33,33 @@ class Steps(VerbGroup[D], Generic[D]):
     def step(
         self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: type[V],
         apply: Callable[[D, V], D | D] | None = None, default: D | Callable[[], D] | None = ...,
-        idempotent: bool = False, check: Callable[[Step], Any] | None = None, retry: int | Retry = 0,
-        durability: Durability = "postgres", actor: str = "", reason: str = "", timeout: float | None = None,
+        state_type: None = None, idempotent: bool = False, check: Callable[[Step], Any] | None = None,
+        retry: int | Retry = 0, durability: Durability = "postgres", actor: str = "", reason: str = "",
+        timeout: float | None = None,
     ) -> V: ...  # fmt: skip
     @overload
     def step(
-        self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: UnionType | None = None,
+        self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: object = None,
         apply: Callable[[D, Any], D | D] | None = None, default: D | Callable[[], D] | None = ...,
-        idempotent: bool = False, check: Callable[[Step], Any] | None = None, retry: int | Retry = 0,
-        durability: Durability = "postgres", actor: str = "", reason: str = "", timeout: float | None = None,
+        state_type: None = None, idempotent: bool = False, check: Callable[[Step], Any] | None = None,
+        retry: int | Retry = 0, durability: Durability = "postgres", actor: str = "", reason: str = "",
+        timeout: float | None = None,
     ) -> Any: ...  # fmt: skip
     @overload
     def step(
         self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: type[V],
-        apply: Callable[[W, V], W | W], default: W | Callable[[], W] | None = ..., state_type: type[W],
-        idempotent: bool = False, check: Callable[[Step], Any] | None = None, retry: int | Retry = 0,
-        durability: Durability = "postgres", actor: str = "", reason: str = "", timeout: float | None = None,
+        apply: Callable[[Any, V], Any] | None = None, default: Any = ...,
+        state_type: object, idempotent: bool = False, check: Callable[[Step], Any] | None = None,
+        retry: int | Retry = 0, durability: Durability = "postgres", actor: str = "", reason: str = "",
+        timeout: float | None = None,
     ) -> V: ...  # fmt: skip
     @overload
     def step(
-        self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: UnionType | None = None,
-        apply: Callable[[Any, Any], Any], default: Any = ..., state_type: Any,
-        idempotent: bool = False, check: Callable[[Step], Any] | None = None, retry: int | Retry = 0,
-        durability: Durability = "postgres", actor: str = "", reason: str = "", timeout: float | None = None,
+        self, name: str, step: str, function: Callable[..., Any], /, *args: Any, type: object = None,
+        apply: Callable[[Any, Any], Any] | None = None, default: Any = ...,
+        state_type: object, idempotent: bool = False, check: Callable[[Step], Any] | None = None,
+        retry: int | Retry = 0, durability: Durability = "postgres", actor: str = "", reason: str = "",
+        timeout: float | None = None,
     ) -> Any: ...  # fmt: skip
     def step(
         self,

@@ -141,7 +141,7 @@ def shut(connection: Any) -> None:
 
 async def task_opened(open_one: Callable[[], Awaitable[T]], seconds: float | None) -> T:
     """Open a connection to Postgres; raise TimeoutError where that takes more than that many seconds."""
-    async with Lateness(), asyncio.timeout(seconds):
+    async with Lateness(seconds):
         return await open_one()
 
 

@@ -7,15 +7,21 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-_TICK_S = 0.02
+_TICK_S = 0.002
 """How often the loop is looked at, in seconds."""
 _SHARE = 0.5
 """From what share of the time on that the loop was late it is the loop that took too long."""
-
-
-BUSY = "Have fewer calls under way at once in this process, use set_many and get_many, or give them more time."
-"""What to do about a process that is too busy."""
+_LOOKS_MAX = 40
+"""A server whose answer was looked for more often than this is silent, however late each look came."""
+_LATE_S = 0.02
+"""From how many seconds on it is told that an answer was looked for too late."""
+BUSY = (
+    "Whether the server is up is not known. Have fewer calls under way at once in this process, use set_many and "
+    "get_many, or give them more time."
+)
+"""What is known of a server that a busy process asked, and what to do about it."""
 
 
 class LoopBusy(TimeoutError):
@@ -23,32 +29,49 @@ class LoopBusy(TimeoutError):
 
 
 class Lateness:
-    """A block in whose time it is measured how long the running loop had no time for it; LoopBusy where it was long."""
+    """A block that bounds what is done in it to so many seconds: TimeoutError past it.
 
-    __slots__ = ("_began", "_due", "_late_s", "_loop", "_timer")
+    Of these, LoopBusy says that most of the time the running loop had other things to do, and looked for an answer but
+    a few times.
+    """
+
+    __slots__ = ("_began", "_bound", "_due", "_late_s", "_looks", "_loop", "_seconds", "_timer")
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._bound = asyncio.timeout(seconds)
 
     async def __aenter__(self) -> Lateness:
         self._loop = asyncio.get_running_loop()
-        self._began, self._late_s = self._loop.time(), 0.0
+        self._began, self._late_s, self._looks = self._loop.time(), 0.0, 0
         self._look_again()
+        await self._bound.__aenter__()
         return self
 
-    async def __aexit__(self, _: object, error: BaseException | None, trace: object) -> None:
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._timer.cancel()
-        if error is None or "imeout" not in type(error).__name__:
-            return
+        try:
+            await self._bound.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            raise self._busy() or late from None
+        if error is not None and "imeout" in type(error).__name__ and (busy := self._busy()) is not None:
+            raise busy from error
+
+    def _busy(self) -> LoopBusy | None:
+        """Return the error where the loop was busy."""
         self._note()
         whole = self._loop.time() - self._began
-        if self._late_s >= _SHARE * whole:
-            raise LoopBusy(
-                f"no answer within {whole:.2g} s, for {self._late_s:.2g} s of which this process was busy"
-            ) from error
+        late = max(self._late_s, 0.0 if self._seconds is None else whole - self._seconds)
+        if self._looks > _LOOKS_MAX or late < _SHARE * whole:
+            return None
+        return LoopBusy(f"no answer within {whole:.2g} s, for {late:.2g} s of which this process was busy")
 
     def _look_again(self) -> None:
         self._due = self._loop.time() + _TICK_S
         self._timer = self._loop.call_at(self._due, self._look)
 
     def _look(self) -> None:
+        self._looks += 1
         self._note()
         self._look_again()
 
@@ -58,5 +81,5 @@ class Lateness:
 
 def no_answer(seconds: float, late_s: float) -> str:
     """Return what is said of an exchange whose time is up, and which this process saw so late."""
-    late = f", and this process was busy: it looked {late_s:.2g} s too late" if late_s >= _TICK_S else ""
+    late = f", and this process was busy: it looked {late_s:.2g} s too late" if late_s >= _LATE_S else ""
     return f"no answer within {seconds:.3g} s{late}"

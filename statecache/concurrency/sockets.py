@@ -169,7 +169,7 @@ async def task_dialing(connection: Any, seconds: float) -> AsyncIterator[None]:
     task goes on as if nobody had cancelled it. All later exchanges are bounded by `TaskDeadline` alone.
     """
     connection.socket_timeout = None
-    async with Lateness(), asyncio.timeout(seconds):
+    async with Lateness(seconds):
         yield
 
 

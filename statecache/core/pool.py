@@ -118,6 +118,7 @@ class Pool(Generic[C]):
         self._idle = []
         self._opened = WeakKeyDictionary()
         self._silent_since = -inf
+        self._trouble: Unavailable | None = None
         self.longest_wait_s = 0.0
 
     @property
@@ -197,13 +198,25 @@ class Pool(Generic[C]):
         if not connection.alive:
             self._silent_since = max(self._silent_since, connection.silent_since)
 
-    def _all_lent(self) -> list[C]:
+    def _all_opened(self) -> list[C]:
         opened = (known() for known in self._opened.keyrefs())  # of a set that other threads change meanwhile
-        return [one for one in opened if one is not None and one.slot is not None]
+        return [one for one in opened if one is not None]
+
+    def _all_lent(self) -> list[C]:
+        return [one for one in self._all_opened() if one.slot is not None]
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether there is a connection that stands."""
+        return any(one.alive for one in self._all_opened())
 
     async def _new(self, seconds: float) -> C:
-        connection = await self._open_one(seconds)
-        self._opened[connection] = None
+        try:
+            connection = await self._open_one(seconds)
+        except Unavailable as error:
+            self._trouble = error
+            raise
+        self._opened[connection], self._trouble = None, None
         return connection
 
     async def _wait_for_slot(self, seconds: float, ahead: bool) -> tuple[Slot, float]:
@@ -220,14 +233,20 @@ class Pool(Generic[C]):
         return slot, max(seconds - waited, 0.001)
 
     def all_in_use(self, waited: float, what: str = "") -> Unavailable:
-        """Return the error of who waited so many seconds in vain: the server knows nothing of it."""
-        more = (
-            f"raise {self._what.lower()}_connections_max, have fewer calls under way at once, or use set_many, get_many"
+        """Return the error of who waited so many seconds in vain: the server knows nothing of it.
+
+        Where nobody has a connection, their number is not what is in the way.
+        """
+        told, trouble = f"waited {waited:.2g} s for {what or f'a connection of {self._size}'}", self._trouble
+        hint = (
+            f"This process has more calls under way than connections to {self._what}: raise "
+            f"{self._what.lower()}_connections_max, have fewer calls under way at once, or use set_many, get_many."
         )
-        return self._busy(
-            "pool", detail=f"waited {waited:.2g} s for {what or f'a connection of {self._size}'}",
-            hint=f"This process has more calls under way than connections to {self._what}: {more}.",
-        )  # fmt: skip
+        if not self._is_open and trouble is None:
+            told += ", none of which is open yet"
+        elif not self._is_open and trouble is not None:
+            told, hint = f"{told}, none of which could be opened: {trouble.detail}", trouble.hint
+        return self._busy("pool", detail=told, hint=hint)
 
     def give(self, connection: C) -> None:
         """Take a connection back, unless it is a forked parent's; whether it is alive is checked when it is lent."""

@@ -192,7 +192,10 @@ def of_a_step(cache: StateCache) -> None:
     reveal_type(jobs.step("a", "pay", lambda step: 7, type=int, apply=priced, state_type=Other))  # is: int
     jobs.step("a", "pay", lambda step: 7, type=int, apply=priced)  # error: arg-type
     jobs.step("a", "pay", lambda step: 7, apply=priced)  # error: arg-type
-    jobs.step("a", "pay", lambda step: 7, type=int, apply=paid, state_type=Other)  # error: arg-type
+    reveal_type(jobs.step("a", "pay", lambda step: 7, type=int, state_type=Other | None))  # is: int
+    jobs.step("a", "pay", lambda step: 7, type=int | None, apply=paid, default=None)
+    reveal_type(jobs.step("a", "pay", lambda step: 7, type=Literal["a"], apply=None))  # is: Any
+    reveal_type(jobs.step("a", "pay", lambda step: 7, apply=priced, state_type=Other | None))  # is: Any
 
 
 def of_history(cache: StateCache) -> None:

@@ -59,9 +59,12 @@ class Dialed:
         self.lines: list[Line] = []
         self.failing = False
         self.seconds = 0.0
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def __call__(self, seconds: float) -> Line:
         self.seconds = seconds
+        await self.answers.wait()
         if self.failing:
             raise RedisUnavailable("connect", detail="told to")
         self.lines.append(Line())
@@ -140,6 +143,31 @@ async def test_a_connection_that_cannot_be_opened_gives_its_slot_back() -> None:
             await pool.take(0.01)
     dialed.failing = False
     assert (await pool.take(0.01)).alive
+
+
+async def test_who_waits_where_no_connection_can_be_opened_is_told_that() -> None:
+    """Their number is not what is in the way. Once one stands, it is again."""
+    dialed = Dialed()
+    pool = _pool(1, dialed)
+    dialed.answers.clear()
+    opening = asyncio.create_task(pool.take(WAIT_S))
+    await asyncio.sleep(0)
+    with pytest.raises(RedisUnavailable, match=r"of 1, none of which is open yet\. This process has more calls"):
+        await pool.take(0.01)
+    dialed.failing = True
+    dialed.answers.set()
+    with pytest.raises(RedisUnavailable, match="told to"):
+        await opening
+    dialed.answers.clear()
+    opening = asyncio.create_task(pool.take(WAIT_S))
+    await asyncio.sleep(0)
+    with pytest.raises(RedisUnavailable, match=r"\(pool\).* of 1, none of which could be opened: told to\.$"):
+        await pool.take(0.01)
+    dialed.failing = False
+    dialed.answers.set()
+    assert (await opening).alive
+    with pytest.raises(RedisUnavailable, match=r"for a connection of 1\. This process has more calls"):
+        await pool.take(0.01)
 
 
 async def test_a_dead_connection_is_not_lent_again() -> None:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
+SEND_S_MIN = 0.005
+"""With less time left than this, in seconds, nothing is sent: an answer could hardly come, and be looked for."""
+
 
 class Attempts:
     """Single attempts to run the commit script, by itself or within MULTI."""
@@ -89,12 +92,14 @@ class Attempts:
         return await link.run([*commands, wait], seconds=seconds, until=_lacks_replicas)
 
     async def send_watched(self, commit: Commit, link: Link) -> list[Any]:
-        """Return the replies of the script in MULTI; none where the commit has to be repeated outside of MULTI.
+        """Return the replies of the script in MULTI; none where the commit has to be sent, or repeated, outside of it.
 
         An EXEC that did not run says only that something touched a watched state, if only its time to live: the script
         knows whether that was a change, and of which state.
         """
-        seconds = max(commit.end - monotonic(), 0.001)
+        seconds = commit.end - monotonic()
+        if seconds < SEND_S_MIN:
+            return []
         attempt_s = seconds if seconds < 0.2 else seconds / 2
         commands: list[Any] = [("MULTI",), self.call(link, commit, attempt_s), ("EXEC",)]
         try:

@@ -36,7 +36,7 @@ from statecache.commit_protocol.decision import (
     hindered,
     next_step,
 )
-from statecache.core.commit.attempts import Attempts
+from statecache.core.commit.attempts import SEND_S_MIN, Attempts
 from statecache.core.commit.batches import BatchedAttempts
 from statecache.core.commit.durable import HELD, PASSED
 from statecache.core.commit.repeats import Repeats
@@ -245,7 +245,7 @@ class Committer:
     async def _apply(self, commit: Commit) -> Committed:
         while True:
             seconds = commit.end - monotonic()
-            if seconds <= 0:
+            if seconds < SEND_S_MIN:
                 late = RedisUnavailable("timeout", detail="the time was up")
                 commit.fail(commit.lost_answer or commit.last_error or late)
             if commit.durability == "postgres" and not commit.passes:
@@ -256,7 +256,10 @@ class Committer:
             link = await self._repeats.link_for(commit, seconds)
             if link is None:
                 continue
-            left = max(commit.end - monotonic(), 0.001)
+            left = commit.end - monotonic()
+            if left < SEND_S_MIN:
+                self._redis.pool.give(link)
+                continue
             try:
                 replies = await self.attempts.send(link, commit, left)
             except RedisUnavailable as error:

@@ -166,7 +166,8 @@ class Attempt:
     async def _confirm(self, rows: Sequence[ShardRow], seen: Sequence[Seen], refused: dict[int, Refusal]) -> list[Seen]:
         """Return those whose rows did not change since they were read: others may just have opened, or flushed.
 
-        What they opened after we read their row is no refusal, and to reserve it would close it again.
+        What they opened after we read their row is no refusal, and to reserve it would close it again. Nor is what they
+        flushed between the row and the look a Postgres that went back: the row that is read behind the look says.
         """
         before = {row.shard: row for row in rows}
         doubtful = [shard for shard, refusal in refused.items() if not refusal.wait]
@@ -176,6 +177,13 @@ class Attempt:
             row = now.get(shard)
             if row is None or (row.epoch, row.replid) != (before[shard].epoch, before[shard].replid):
                 refused[shard] = _MEANWHILE
+            elif shard in refused and shard in self._looks and row.flushed > before[shard].flushed:
+                pin = Pin(str(self._keys.shards), HASH, row.cluster)
+                verdict = self._candidate.decide(row, self._looks[shard], pin)
+                if verdict is None:
+                    del refused[shard]
+                else:
+                    refused[shard] = verdict if isinstance(verdict, Refusal) else _MEANWHILE
         return [one for one in seen if one.row.shard not in refused and one.is_closed(now[one.row.shard].flushed)]
 
     async def _compare(self, seen: Sequence[Seen], refused: dict[int, Refusal]) -> list[Seen]:
