@@ -41,7 +41,7 @@ def list_command(postgres_url: PostgresUrl = None, as_json: AsJson = False) -> i
         print_table(("namespace", "member", "dims", "waiting", "refused", "table"), [_row(one) for one in found])
         for one in found:
             if not one.ready:
-                tell(f"{one.namespace}: searches compare all; a worker makes the index anew once there is pgvector")
+                tell(f"{one.namespace}: searches compare all until a worker has made it anew, which takes pgvector")
     return OK if all(one.ready for one in found) else FINDING
 
 

@@ -61,6 +61,7 @@ class InFlight:
         self._heads: dict[tuple[int, int], int] = {}
         self._newest: dict[int, int] = {}
         self._recent: deque[Acknowledged] = deque(maxlen=RECENT_MAX)
+        self._withdrawn: set[Tail] = set()
         self.moved = False
         """Whether a shard has begun another epoch, and nobody has checked which commits were lost with the old one."""
         self._mutex = mutex
@@ -96,9 +97,28 @@ class InFlight:
         """Return the last commits that were acknowledged, the oldest first."""
         while True:
             try:
-                return list(self._recent)
+                recent = list(self._recent)
+                break
             except RuntimeError:  # another thread has just noted one
                 continue
+        return [one for one in recent if one[:3] not in self._withdrawn] if self._withdrawn else recent
+
+    def withdraw(self, shard: int, position: Position) -> None:
+        """Forget a position that is nowhere any more, and of which the caller has not been told: he waits for another.
+
+        What was acknowledged before it in its epoch is awaited still.
+        """
+        gone, place = (shard, *position), (shard, position.epoch)
+        with self._mutex:
+            self._withdrawn.add(gone)
+            if self._heads.get(place) == position.n:
+                recent = self.recent()
+                head = max((one.n for one in recent if (one.shard, one.epoch) == place), default=0)
+                if not head and len(self._recent) == RECENT_MAX:  # of so many not all are known
+                    head = _before(*gone, self._withdrawn)
+                self._heads[place] = head
+                if not head:
+                    del self._heads[place]
 
     def acknowledged(self, change_id: str, key: str) -> Acknowledged | None:
         """Return where a commit of this key was acknowledged, if it is one of the last."""

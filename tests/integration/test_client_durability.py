@@ -199,6 +199,9 @@ async def test_a_commit_that_was_lost_with_its_redis_is_applied_again(make_clien
                 for number in range(3):
                     await client.set(f"runs/{number}", number, durability="postgres")
                 state = await writing
+                for many in range(6):  # more than are kept one by one
+                    await client.set_many({f"more/{many}-{n}": n for n in range(200)}, durability="postgres")
+                assert (await client.close(drain=WAIT_S)).nothing
             found = connection.execute(
                 "SELECT version, change_id FROM statecache.change WHERE key = %s", (KEY,)
             ).fetchall()

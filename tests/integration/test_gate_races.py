@@ -275,19 +275,6 @@ def test_a_refusal_that_rests_on_an_old_row_is_looked_at_again(shard: World) -> 
     shard.check(a)
 
 
-@pytest.mark.parametrize("authority", ["client", "setup", "worker", "operator"])
-def test_what_is_flushed_between_the_row_and_the_look_is_no_postgres_that_went_back(
-    shard: World, authority: Authority
-) -> None:
-    """`migrate` beside a live deployment: what Redis was told is ahead of the row that was read, and of no newer one."""
-    a = shard.start("a")
-    shard.open(a)
-    shard.put(a, KEY, 1)
-    assert shard.open(a, authority, tap=once("after shards", lambda: shard.flush(a))) == []
-    assert len(shard.epochs()) == 1
-    shard.check(a)
-
-
 @pytest.mark.parametrize("authority", ["client", "worker", "operator"])
 def test_what_another_opened_since_the_row_was_read_is_not_closed_again(shard: World, authority: Authority) -> None:
     """FLUSHALL keeps the replid, so what was opened meanwhile looks like what an older Postgres may go on from."""

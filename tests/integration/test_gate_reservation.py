@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from statecache.errors import Quarantined, Unavailable
+from statecache.rules.epochs import Authority
 from statecache.sql import statement
 from tests.fixtures.servers import MakeSettings
 from tests.support.gate_world import SHARD, World, once, world
@@ -146,3 +147,16 @@ def test_a_state_whose_next_change_stands_in_quarantine_is_as_stale_as_any_other
     shard.check(b)
     with pytest.raises(Quarantined):
         shard.client(b).get(KEY)
+
+
+@pytest.mark.parametrize("authority", ["client", "setup", "worker", "operator"])
+def test_what_is_flushed_between_the_row_and_the_look_is_no_postgres_that_went_back(
+    shard: World, authority: Authority
+) -> None:
+    """`migrate` beside a live deployment: what Redis was told is ahead of the row that was read, of no newer one."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, 1)
+    assert shard.open(a, authority, tap=once("after shards", lambda: shard.flush(a))) == []
+    assert len(shard.epochs()) == 1
+    shard.check(a)

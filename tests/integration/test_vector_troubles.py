@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, LimitExceeded, Settings
+from statecache import AsyncStateCache, LimitExceeded, Settings, UsageError
 from statecache.core.postgres.vector_indexes import create, drop, indexes
 from statecache.core.read import nearest as searching
 from statecache_workers.worker import Worker
@@ -18,6 +18,7 @@ from tests.support.vectors import DIMS, QUERY, found, near, need_pgvector, packe
 
 Psql = psycopg.Connection[Any]
 FAR = ["notes/b", "notes/a"]
+_TRIGGERS = "SELECT tgname FROM pg_trigger WHERE tgrelid = 'state'::regclass AND tgname LIKE 'vectors%' ORDER BY 1"
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def _table(psql: Psql) -> str:
     return str(name)
 
 
-@pytest.mark.parametrize("trouble", ["gone", "another", "no column", "foreign"])
+@pytest.mark.parametrize("trouble", ["gone", "another", "no column", "foreign", "unwatched", "watched in part"])
 async def test_a_table_that_is_not_as_it_was_made_hinders_no_flush_and_is_made_anew(
     cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql, trouble: str
 ) -> None:
@@ -48,6 +49,11 @@ async def test_a_table_that_is_not_as_it_was_made_hinders_no_flush_and_is_made_a
         psql.execute(f'ALTER TABLE "{name}" DROP COLUMN embedding'.encode())
     if trouble == "foreign":
         psql.execute(f'ALTER TABLE "{name}" RENAME TO another'.encode())
+    if trouble == "unwatched":  # as after a restore of tables alone
+        for (trigger,) in rows(psql, _TRIGGERS):
+            psql.execute(f'DROP TRIGGER "{trigger}" ON state'.encode())
+    if trouble == "watched in part":
+        psql.execute(f'ALTER TABLE state DISABLE TRIGGER "{rows(psql, _TRIGGERS)[0][0]}"'.encode())
     cache._runtime.nearest._known.clear()
     assert await found(cache) == FAR
     assert not (await indexes(settings))[0].ready
@@ -62,6 +68,42 @@ async def test_a_table_that_is_not_as_it_was_made_hinders_no_flush_and_is_made_a
     assert await found(cache) == ["notes/c", "notes/b"]
     psql.execute(f'DROP TABLE "{name}"'.encode())
     assert await drop(settings, "notes")
+    assert rows(psql, _TRIGGERS) == []
+
+
+async def test_an_index_that_is_made_while_another_is_dropped_is_watched(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql
+) -> None:
+    """Who drops waits for the table of states; until he has it, somebody else makes an index of that name."""
+    assert rows(psql, "SELECT drop_vector_index('notes')") == [(True,)]
+    await create(settings, "notes", member="vectors", dims=DIMS)
+    assert rows(psql, "SELECT watch_vectors('notes', false)") == [(True,)]
+    assert len(rows(psql, _TRIGGERS)) == 2
+    await cache.set("notes/c", {"vectors": near(0.3)})
+    await flush(worker)
+    take_in(psql)
+    assert [key for key, _ in table(psql)] == ["notes/a", "notes/b", "notes/c"]
+
+
+@pytest.mark.parametrize("by", ["a worker", "who repeats it"])
+async def test_an_index_whose_making_was_cut_off_is_finished(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql, by: str
+) -> None:
+    await drop(settings, "notes")
+    psql.execute("SELECT create_vector_index('notes', 'vectors', %s)", (DIMS,))
+    assert not (await indexes(settings))[0].ready
+    if by == "a worker":
+        take_in(psql)
+    else:
+        with pytest.raises(UsageError, match="are indexed already"):
+            await create(settings, "notes", member="vectors", dims=DIMS + 1)
+        assert await create(settings, "notes", member="vectors", dims=DIMS) == 2
+    await cache.set("notes/c", {"vectors": near(0.3)})
+    await flush(worker)
+    take_in(psql)
+    assert [key for key, _ in table(psql)] == ["notes/a", "notes/b", "notes/c"]
+    with pytest.raises(UsageError, match="are indexed already"):
+        await create(settings, "notes", member="vectors", dims=DIMS)
 
 
 async def test_what_an_index_cannot_take_holds_up_nothing_else(

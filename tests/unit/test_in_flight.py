@@ -76,6 +76,34 @@ def test_what_was_applied_anew_is_awaited_there_alone() -> None:
     assert in_flight.awaited_tails()[:4] == [(7, 2, 4), (7, 3, 6), (8, 2, 3), (8, 3, 4)]
 
 
+@pytest.mark.parametrize("more", [0, RECENT_MAX + 400])
+def test_a_position_that_is_nowhere_and_was_told_to_nobody_is_awaited_no_more(more: int) -> None:
+    """However many commits come behind it."""
+    in_flight = InFlight()
+    for n, name in enumerate(("first", "second", "third"), start=1):
+        in_flight.acknowledge(7, Position(2, n), name, ("runs/1",))
+    in_flight.withdraw(7, Position(2, 2))
+    in_flight.withdraw(7, Position(2, 3))
+    for n in range(more):
+        in_flight.acknowledge(7, Position(3, 4 + n), f"later-{n}", ("runs/1",))
+    assert in_flight.awaited_tails() == [(7, 2, 1), (7, 3, 3 + more)][: 2 if more else 1]
+    assert in_flight.position_of("second", "runs/1") is None
+    assert [one.change_id for one in in_flight.recent()][: 0 if more else 9] == ([] if more else ["first"])
+    in_flight.withdraw(7, Position(2, 1))
+    assert in_flight.awaited_tails() == ([(7, 3, 3 + more)] if more else [])
+
+
+def test_of_a_position_that_is_nowhere_the_ones_before_it_are_awaited_though_they_are_known_no_more() -> None:
+    in_flight = InFlight()
+    for n in range(RECENT_MAX + 5):
+        in_flight.acknowledge(n % 2, Position(2, n + 1), f"{n}", ("runs/1",))
+    in_flight.acknowledge(8, Position(2, 9), "a", ("runs/2",))
+    for n in range(RECENT_MAX):
+        in_flight.acknowledge(1, Position(3, n + 1), f"more-{n}", ("runs/1",))
+    in_flight.withdraw(8, Position(2, 9))
+    assert (8, 2, 8) in in_flight.tails()
+
+
 def test_a_call_that_was_interrupted_before_its_end_is_over_once_nobody_has_it() -> None:
     in_flight = InFlight()
     call = in_flight.call()

@@ -96,6 +96,9 @@ async def _export(settings: Settings, prefix: str, after: str, file: BinaryIO, p
     return count
 
 
+Prefix = Annotated[str | None, typer.Option(metavar="NAME", help="As LangGraph's Redis saver was given it.")]
+
+
 def take_in(
     source: Annotated[
         str, typer.Argument(metavar=f"FILE|-|{'|'.join(FRAMEWORKS)}", help="Lines as export writes them; - for stdin.")
@@ -104,12 +107,8 @@ def take_in(
     namespace: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of a framework's adapter, if it is another one than its own.")
     ] = None,
-    checkpoint_prefix: Annotated[
-        str | None, typer.Option(metavar="NAME", help="As LangGraph's Redis saver was given it.")
-    ] = None,
-    checkpoint_write_prefix: Annotated[
-        str | None, typer.Option(metavar="NAME", help="As LangGraph's Redis saver was given it.")
-    ] = None,
+    checkpoint_prefix: Prefix = None,
+    checkpoint_write_prefix: Prefix = None,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite keys that have another value.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only compare and count.")] = False,
     durability: Level = None,
@@ -141,10 +140,7 @@ def take_in(
       gunzip < runs.jsonl.gz | statecache import -
     """
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
-    given = {"prefix": checkpoint_prefix, "write_prefix": checkpoint_write_prefix}
-    prefixes = {name: prefix for name, prefix in given.items() if prefix is not None}
-    if prefixes and source != "langgraph-redis":
-        raise UsageError("--checkpoint-prefix and --checkpoint-write-prefix go with langgraph-redis")
+    prefixes = _prefixes(source, prefix=checkpoint_prefix, write_prefix=checkpoint_write_prefix)
     if source in FRAMEWORKS:
         if where is None or replace or actor or reason:
             hint = f"statecache import {source} WHERE [--namespace NAME] [--durability LEVEL] [--dry-run]"
@@ -173,6 +169,14 @@ def take_in(
         failed = [f"{key}: {why}" for key, why in done.failed.items()]
         _name(f"{counted(len(failed), 'key')} not written", failed)
     return FINDING if done.kept or done.failed else OK
+
+
+def _prefixes(source: str, **given: str | None) -> dict[str, str]:
+    """Return what keys begin with at LangGraph's saver on Redis, as far as it is given."""
+    prefixes = {name: prefix for name, prefix in given.items() if prefix is not None}
+    if prefixes and source != "langgraph-redis":
+        raise UsageError("--checkpoint-prefix and --checkpoint-write-prefix go with langgraph-redis")
+    return prefixes
 
 
 def _name(what: str, lines: list[str]) -> None:

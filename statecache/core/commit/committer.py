@@ -225,6 +225,7 @@ class Committer:
         keys = tuple(write.key for write in commit.written())
         while not await self._is_durable(commit, committed.position, keys):
             commit.repeat, lost = True, committed.position
+            self._in_flight.withdraw(commit.shard, lost)
             committed = await self._apply(commit)
             if committed.position == lost:
                 raise OutcomeUnknown(commit.change_id, keys=keys, reason=_ELSEWHERE)

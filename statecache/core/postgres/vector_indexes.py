@@ -45,14 +45,19 @@ async def indexes(settings: Settings) -> list[VectorIndex]:
 async def create(settings: Settings, namespace: str, *, member: str, dims: int) -> int:
     """Have a namespace's vectors indexed from now on, and return how many states there are already.
 
-    Raises UsageError where they are, ConfigurationError where Postgres has no pgvector or refuses, and Unavailable.
+    What was cut off before is gone on with. Raises UsageError where they are indexed, ConfigurationError where Postgres
+    has no pgvector or refuses, and Unavailable.
     """
     checked_namespace(namespace), checked_member(member)
     if not 0 < dims <= DIMS_MAX:
         raise UsageError(f"dims={dims} is not a number of dimensions from 1 to {DIMS_MAX:,}")
     async with _owner(settings) as run:
         await run("vector_extension")
-        await run("vector_create", namespace=namespace, member=member, dims=dims)
+        try:
+            await run("vector_create", namespace=namespace, member=member, dims=dims)
+        except UsageError:
+            if (namespace, member, dims, False) not in [(*row[:3], row[3]) for row in await run("vector_list")]:
+                raise
         if not await _watched(run, namespace, watched=True):
             await run("vector_drop", namespace=namespace)
             raise PostgresUnavailable("busy", detail="others hold the table of states; nothing was made")
