@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import warnings
 
 from statecache.cli.exits import CONFIGURATION, INTERRUPTED
 
@@ -17,6 +18,8 @@ NEEDS = "statecache: the command line needs typer and rich: pip install 'stateca
 def main() -> None:
     """Run the command line and end the process with its exit status."""
     _stand_in_for_closed()
+    if not sys.warnoptions:  # Ctrl-C ends a call wherever it is, before it was awaited too
+        warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
     try:
         sys.exit(_status())
     except KeyboardInterrupt:  # while modules are still being read
@@ -24,13 +27,13 @@ def main() -> None:
 
 
 def _stand_in_for_closed() -> None:
-    """Have what was closed by who began the process (`>&-`) lead nowhere, as what nobody reads does.
+    """Have what was closed by who began the process lead nowhere, but for the output, which then cannot be written.
 
     A file or connection that is opened later would get its number, and what is printed with it.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            while (nowhere := os.open(os.devnull, os.O_RDWR)) < number:
+            while (nowhere := os.open(os.devnull, os.O_RDONLY if name == "stdout" else os.O_RDWR)) < number:
                 pass
             if nowhere > number:
                 os.dup2(nowhere, number)

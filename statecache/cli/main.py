@@ -6,6 +6,7 @@ STATECACHE_DEBUG=1, the traceback stands above the line on stderr.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -49,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
             raise
         return _nobody_reads_on()
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in (*FULL, errno.EBADF):
             return _told(error, arguments, unexpected=True)
         return _full(error)
     except StateCacheError as error:
