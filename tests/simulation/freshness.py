@@ -27,7 +27,9 @@ from tests.simulation.ages import Bounds
 from tests.simulation.evidence import Evidence, Loss, Row, Violation
 from tests.simulation.history import Operation, Seen
 
-DELETING = ("delete", "transaction", "transact")
+DELETING = (
+    "delete", "delete_many", "rename", "commit", "transaction", "transact", "undo", "redo", "rollback", "rollback_group",
+)  # fmt: skip
 """The verbs that may delete."""
 
 
