@@ -28,7 +28,8 @@ from tests.simulation.evidence import Evidence, Loss, Row, Violation
 from tests.simulation.history import Operation, Seen
 
 DELETING = (
-    "delete", "delete_many", "rename", "commit", "transaction", "transact", "undo", "redo", "rollback", "rollback_group",
+    "delete", "delete_many", "rename", "commit", "transaction", "transact", "undo", "redo", "rollback",
+    "rollback_group",
 )  # fmt: skip
 """The verbs that may delete."""
 
