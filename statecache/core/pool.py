@@ -118,7 +118,7 @@ class Pool(Generic[C]):
         self._idle = []
         self._opened = WeakKeyDictionary()
         self._silent_since = -inf
-        self._trouble: Unavailable | None = None
+        self._trouble: tuple[str, str] | None = None  # what the last one failed with; an error would keep its callers
         self.longest_wait_s = 0.0
 
     @property
@@ -214,7 +214,7 @@ class Pool(Generic[C]):
         try:
             connection = await self._open_one(seconds)
         except Unavailable as error:
-            self._trouble = error
+            self._trouble = error.detail, error.hint
             raise
         self._opened[connection], self._trouble = None, None
         return connection
@@ -245,7 +245,7 @@ class Pool(Generic[C]):
         if not self._is_open and trouble is None:
             told += ", none of which is open yet"
         elif not self._is_open and trouble is not None:
-            told, hint = f"{told}, none of which could be opened: {trouble.detail}", trouble.hint
+            told, hint = f"{told}, none of which could be opened: {trouble[0]}", trouble[1]
         return self._busy("pool", detail=told, hint=hint)
 
     def give(self, connection: C) -> None:

@@ -50,7 +50,10 @@ Why the other instruments do not see it:
                   `told_in_time`, and where a commit takes a key for new: `new_since`, `new_by_hand`, `new_before` and
                   `new_beside`
     vectors_written  what a search by nearness finds: no judge of the arenas searches; so with `vectors_put_back`,
-                  `vectors_gone`, `vectors_at_it`, `vectors_of_one` and `vectors_dropped`
+                  `vectors_gone`, `vectors_at_it`, `vectors_of_one`, `vectors_dropped`, `vectors_beside`,
+                  `vectors_cut_off` and `vectors_unwatched`
+    flushed_meanwhile  who migrates beside a live deployment: the arenas migrate before anybody comes
+    applied_again what a client that is closed says it left: no judge reads it
     opening_cut   who gives up where one connection ends: the judges of the arenas let a call fail in an outage
     cursor_ended  what a reader of changes is given: no judge of the arenas reads the feed; so with `waited_for`,
                   `came_late`, `stopped_anywhere`, `lost_name` and `given_again`
@@ -67,6 +70,8 @@ import pytest
 
 ABSENCES, TOLD = "tests/integration/test_client_absences.py", "tests/integration/test_near_absences.py"
 LATE, REFUSED = "tests/integration/test_client_late.py", "tests/integration/test_client_refused.py"
+PROCESS = "tests/integration/test_flusher_process.py"
+RESTORED, TROUBLES = "tests/integration/test_restored_postgres.py", "tests/integration/test_vector_troubles.py"
 VECTORS, USED = "tests/integration/test_vectors.py", "tests/integration/test_client_change_ids.py"
 SCENARIOS = {
     "swapped": (
@@ -83,34 +88,25 @@ SCENARIOS = {
         "test_what_an_old_primary_still_takes_is_kept_before_it_is_wiped",
     ),
     "frozen": ("tests/integration/test_client_bounds.py", "test_every_verb_ends"),
-    "issued_twice": (
-        "tests/integration/test_restored_postgres.py",
-        "test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it",
-    ),
+    "issued_twice": (RESTORED, "test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it"),
     "by_mistake": (
-        "tests/integration/test_restored_postgres.py",
+        RESTORED,
         "test_what_was_written_on_a_backup_that_was_restored_by_mistake_is_set_aside_for_the_right_one",
     ),
     "loaded_by_mistake": (
-        "tests/integration/test_restored_postgres.py",
+        RESTORED,
         "test_what_was_loaded_from_a_backup_that_was_restored_by_mistake_is_forgotten_for_the_right_one",
     ),
     "policy_untold": (
         "tests/integration/test_policies.py",
         "test_what_was_recorded_by_somebody_who_died_before_the_shards_knew_is_told_to_them",
     ),
-    "restored_in_place": (
-        "tests/integration/test_flusher_process.py",
-        "test_a_schema_that_is_restored_in_place_is_waited_for",
-    ),
+    "restored_in_place": (PROCESS, "test_a_schema_that_is_restored_in_place_is_waited_for"),
     "opened_in_a_restore": (
         "tests/integration/test_restored_in_place.py",
         "test_a_shard_is_opened_when_what_was_there_is_back",
     ),
-    "rights_granted_last": (
-        "tests/integration/test_flusher_process.py",
-        "test_rights_that_a_restore_grants_last_are_waited_for",
-    ),
+    "rights_granted_last": (PROCESS, "test_rights_that_a_restore_grants_last_are_waited_for"),
     "refused_by_number": (REFUSED, "test_what_is_refused_is_known_by_its_number_whatever_clocks_say"),
     "refused_again": (REFUSED, "test_a_change_that_is_refused_again_stays_refused_for_as_long_as_before"),
     "late_in_epoch": (LATE, "test_a_first_attempt_is_not_applied_again_in_another_epoch"),
@@ -214,16 +210,10 @@ SCENARIOS = {
         "tests/integration/test_lost_in_gap.py",
         "test_a_commit_of_which_a_part_is_gone_is_lost_at_each_of_its_keys",
     ),
-    "copy_taken": (
-        "tests/integration/test_restored_postgres.py",
-        "test_nobody_but_a_worker_takes_the_epoch_of_a_live_redis_for_a_copy",
-    ),
-    "older_copy": (
-        "tests/integration/test_restored_postgres.py",
-        "test_an_older_copy_of_postgres_fills_nothing_into_redis",
-    ),
+    "copy_taken": (RESTORED, "test_nobody_but_a_worker_takes_the_epoch_of_a_live_redis_for_a_copy"),
+    "older_copy": (RESTORED, "test_an_older_copy_of_postgres_fills_nothing_into_redis"),
     "trimmed": (
-        "tests/integration/test_restored_postgres.py",
+        RESTORED,
         "test_what_an_old_redis_holds_of_what_postgres_lost_is_set_aside_though_its_stream_was_trimmed",
     ),
     "policy_back": (
@@ -376,6 +366,17 @@ SCENARIOS = {
     "vectors_at_it": (VECTORS, "test_a_worker_that_is_at_it_holds_up_no_flush"),
     "vectors_of_one": (VECTORS, "test_a_state_of_many_vectors_leaves_room_for_others"),
     "vectors_dropped": (VECTORS, "test_an_index_that_goes_is_not_missed"),
+    "vectors_beside": (TROUBLES, "test_an_index_that_is_made_while_another_is_dropped_is_watched"),
+    "vectors_cut_off": (TROUBLES, "test_an_index_whose_making_was_cut_off_is_finished"),
+    "vectors_unwatched": (TROUBLES, "unwatched"),
+    "flushed_meanwhile": (
+        "tests/integration/test_gate_reservation.py",
+        "test_what_is_flushed_between_the_row_and_the_look_is_no_postgres_that_went_back",
+    ),
+    "applied_again": (
+        "tests/integration/test_client_durability.py",
+        "test_a_commit_that_was_lost_with_its_redis_is_applied_again",
+    ),
     "replaced": (
         "tests/integration/test_pruning_races.py",
         "test_a_policy_that_is_replaced_meanwhile_counts_from_the_next_page_on",

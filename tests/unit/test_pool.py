@@ -7,8 +7,10 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from math import inf
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -168,6 +170,21 @@ async def test_who_waits_where_no_connection_can_be_opened_is_told_that() -> Non
     assert (await opening).alive
     with pytest.raises(RedisUnavailable, match=r"for a connection of 1\. This process has more calls"):
         await pool.take(0.01)
+
+
+async def test_a_connection_that_could_not_be_opened_keeps_none_of_its_callers_alive() -> None:
+    """A client that nobody refers to any more ends its threads, and an error refers to all whom it went through."""
+    dialed = Dialed()
+    pool, caller = _pool(1, dialed), Dialed()
+    dialed.failing, seen = True, ref(caller)
+
+    async def call(_: Dialed) -> None:
+        await pool.take(0.01)
+
+    with suppress(RedisUnavailable):
+        await call(caller)
+    del caller
+    assert seen() is None
 
 
 async def test_a_dead_connection_is_not_lent_again() -> None:

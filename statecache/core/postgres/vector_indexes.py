@@ -56,7 +56,7 @@ async def create(settings: Settings, namespace: str, *, member: str, dims: int) 
         try:
             await run("vector_create", namespace=namespace, member=member, dims=dims)
         except UsageError:
-            if (namespace, member, dims, False) not in [(*row[:3], row[3]) for row in await run("vector_list")]:
+            if (namespace, member, dims, False) not in [row[:4] for row in await run("vector_list")]:
                 raise
         if not await _watched(run, namespace, watched=True):
             await run("vector_drop", namespace=namespace)

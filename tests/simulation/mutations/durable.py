@@ -5,6 +5,13 @@ from __future__ import annotations
 from tests.simulation.mutations.mutant import Mutant, Piece
 
 DURABLE = {
+    "applied again": Mutant(
+        "a client awaits a commit where it stood before it was lost with its Redis and applied again",
+        "statecache/core/commit/committer.py",
+        "            self._in_flight.withdraw(commit.shard, lost)\n",
+        "",
+        by="scenarios applied_again",
+    ),
     "watermark": Mutant(
         "a flush does not compare the row's watermark with where it read from",
         "workers/statecache_workers/flusher.py",

@@ -5,6 +5,13 @@ from __future__ import annotations
 from tests.simulation.mutations.mutant import Mutant, Piece
 
 GATES = {
+    "flushed meanwhile": Mutant(
+        "migrate takes what is flushed while it looks for a Postgres that was put back",
+        "statecache/core/epoch/attempt.py",
+        "            elif shard in refused and shard in self._looks and row.flushed > before[shard].flushed:\n",
+        "            elif False:\n",
+        by="scenarios flushed_meanwhile",
+    ),
     "opening given up": Mutant(
         "a call that opens a gate ends with the first connection that ends",
         "statecache/core/epoch/opener.py",

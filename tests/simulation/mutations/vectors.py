@@ -54,4 +54,26 @@ VECTORS = {
         "            if False:\n",
         by="scenarios vectors_dropped",
     ),
+    "vectors beside": Mutant(
+        "who drops an index of vectors takes the triggers of one that was made since",
+        "statecache/sql/migrations/0014_vectors_watched.sql",
+        "       OR NOT p_watched AND (v_there = 0 OR EXISTS (\n"
+        "           SELECT FROM {schema}.vector_index i WHERE i.namespace = p_namespace)) THEN\n",
+        "       OR NOT p_watched AND v_there = 0 THEN\n",
+        by="scenarios vectors_beside",
+    ),
+    "vectors cut off": Mutant(
+        "an index of vectors whose making was cut off can only be dropped",
+        "statecache/core/postgres/vector_indexes.py",
+        '            if (namespace, member, dims, False) not in [row[:4] for row in await run("vector_list")]:\n',
+        "            if True:\n",
+        by="scenarios vectors_cut_off",
+    ),
+    "vectors unwatched": Mutant(
+        "an index of vectors that nothing watches is searched",
+        "statecache/sql/migrations/0014_vectors_watched.sql",
+        "                                  'vectors_of_' || left(md5(i.namespace), 12) || '_gone')) = 2\n$$;\n",
+        "                                  'vectors_of_' || left(md5(i.namespace), 12) || '_gone')) >= 0\n$$;\n",
+        by="scenarios vectors_unwatched",
+    ),
 }
