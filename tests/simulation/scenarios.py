@@ -368,7 +368,7 @@ SCENARIOS = {
     "vectors_dropped": (VECTORS, "test_an_index_that_goes_is_not_missed"),
     "vectors_beside": (TROUBLES, "test_an_index_that_is_made_while_another_is_dropped_is_watched"),
     "vectors_cut_off": (TROUBLES, "test_an_index_whose_making_was_cut_off_is_finished"),
-    "vectors_unwatched": (TROUBLES, "unwatched"),
+    "vectors_unwatched": (TROUBLES, "test_a_table_that_is_not_as_it_was_made_hinders_no_flush_and_is_made_anew"),
     "flushed_meanwhile": (
         "tests/integration/test_gate_reservation.py",
         "test_what_is_flushed_between_the_row_and_the_look_is_no_postgres_that_went_back",
