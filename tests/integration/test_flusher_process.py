@@ -54,12 +54,13 @@ async def test_told_to_stop_it_drains_gives_back_and_says_that_nothing_is_left(
     assert rows(psql, "SELECT count(*) FROM worker") == [(0,)]
 
 
+@pytest.mark.counts_seconds  # it is told to stop while it deletes
 async def test_what_it_was_deleting_because_it_has_ended_is_flushed_before_it_goes(
     agents: Agents, settings: Settings, cache: AsyncStateCache, psql: Psql
 ) -> None:
     counted = "SELECT count(*) FROM state WHERE op = %s"
     async with ready(settings) as process:
-        await cache.set_many({f"runs/{i:04d}": i for i in range(3_000)}, ttl=0.2, durability="postgres")
+        await cache.set_many({f"runs/{i:04d}": i for i in range(5_000)}, ttl=0.2, durability="postgres")
         while rows(psql, counted, "delete") == [(0,)]:
             pause_thread()
         process.send(signal.SIGTERM)
