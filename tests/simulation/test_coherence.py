@@ -22,9 +22,15 @@ WAIT_S = 60.0
 
 
 async def test_a_short_run_sees_nothing_too_old(tmp_path: Path) -> None:
-    told: list[str] = []
-    result = await run(SEED, SECONDS, tmp_path, told.append)
-    assert result.violations == 0, "\n".join([*told, *result.findings, f"journals: {tmp_path}"])
+    """On a machine that was too slow for its faults it is run again, for longer."""
+    for times in (1, 3):
+        told: list[str] = []
+        folder = tmp_path / str(times)
+        folder.mkdir()
+        result = await run(SEED, SECONDS * times, folder, told.append)
+        assert result.violations == 0, "\n".join([*told, *result.findings, f"journals: {folder}"])
+        if sum(result.faults.values()) > 5:
+            break
     assert result.local_hits > 100
     assert result.near["hits"] > 100
     assert result.writes > 100
