@@ -35,8 +35,7 @@ class TaskTimeout:
     """A bound on what is done with a connection to Postgres: past that many seconds its socket is shut.
 
     Whoever waits on the connection then gets an error, and `expired` tells that error from others. Neither a thread nor
-    a task that waits for a silent server could be had back as quickly otherwise. `late_s` says
-    how late that was.
+    a task that waits for a silent server could be had back as quickly otherwise. `late_s` says how late that was.
     """
 
     __slots__ = ("_connection", "_seconds", "_timer", "expired", "late_s")

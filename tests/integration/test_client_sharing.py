@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from statecache import AsyncStateCache, OutcomeUnknown, RedisUnavailable, Settings
+from statecache import AsyncStateCache, BulkError, OutcomeUnknown, RedisUnavailable, Settings
 from statecache.clock import monotonic
+from statecache.core.commit.attempts import SEND_S_MIN
 from tests.fixtures.faults import through
 from tests.fixtures.locks import KEY, Place
 from tests.fixtures.servers import MakeClient, every_redis
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.counts_seconds
 
 CONNECTIONS = 4
 SLACK_S = 0.5
+_LATE = "the time was up"
 
 
 @pytest.fixture
@@ -91,6 +93,31 @@ async def test_an_answer_that_does_not_come_to_who_was_sent_late_says_that_too(
         await second
     proxy.silent = False
     assert (await first).version == 2
+
+
+async def test_who_has_hardly_any_time_left_sends_nothing(make_client: MakeClient, settings: Settings) -> None:
+    """A server could answer in it here; the answer would hardly ever be looked for in time."""
+    client, short_s = make_client(settings), SEND_S_MIN / 2
+    await client.set("runs/1", "before")
+    with pytest.raises(RedisUnavailable, match=_LATE):
+        await client.set("runs/1", "after", timeout=short_s)
+    with pytest.raises(BulkError, match=_LATE):
+        await client.set_many({"runs/1": "after"}, timeout=short_s)
+    state = await client.get("runs/1")
+    assert state is not None
+    assert (state.value, state.version) == ("before", 1)
+
+
+async def test_a_transaction_that_has_hardly_any_time_left_at_its_end_sends_nothing(cache: AsyncStateCache) -> None:
+    async def end_late() -> None:
+        async with cache.transaction("runs/1") as tx:
+            tx.set("runs/1", "after")
+            tx._left_s = SEND_S_MIN / 2
+
+    await cache.set("runs/1", "before")
+    with pytest.raises(RedisUnavailable, match=_LATE):
+        await end_late()
+    assert (await cache.set("runs/1", "after")).version == 2
 
 
 async def test_who_waits_for_a_transaction_is_told_what_for(make_client: MakeClient, few: Settings) -> None:

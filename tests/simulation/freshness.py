@@ -27,10 +27,7 @@ from tests.simulation.ages import Bounds
 from tests.simulation.evidence import Evidence, Loss, Row, Violation
 from tests.simulation.history import Operation, Seen
 
-DELETING = (
-    "delete", "delete_many", "rename", "commit", "transaction", "transact", "undo", "redo", "rollback",
-    "rollback_group",
-)  # fmt: skip
+DELETING = ("delete", "delete_many", "rename", "transaction", "transact")
 """The verbs that may delete."""
 
 

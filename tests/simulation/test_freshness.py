@@ -89,6 +89,7 @@ DELETION = _op(
         (msgspec.structs.replace(DELETION, written=(), verb="transact", outcome="unknown"), _read(6.0), [LOST], []),
         (msgspec.structs.replace(DELETION, written=(), verb="delete_many", change_id=""), _read(6.0), [LOST], []),
         (msgspec.structs.replace(DELETION, written=(), verb="rename"), _read(6.0), [LOST], []),  # its source
+        (msgspec.structs.replace(DELETION, written=(), verb="commit"), _read(6.0), [LOST], ["durable read"]),
     ],
 )
 def test_who_sees_nothing_may_have_seen_a_deletion_that_was_lost(

@@ -54,3 +54,21 @@ def test_what_is_told_beside_the_output_and_finds_no_room_is_no_error() -> None:
     line = f"exec {shlex.join([sys.executable, '-m', 'statecache', 'nonsense'])} 2>{FULL}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
+
+
+def test_a_call_that_ctrl_c_ends_before_it_was_awaited_shows_no_warning_of_python() -> None:
+    program = """
+import statecache.cli as cli
+
+async def call():
+    pass
+
+def interrupted():
+    call()
+    raise KeyboardInterrupt
+
+cli._status = interrupted
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -1,5 +1,17 @@
 -- An index of vectors that nothing watches is none: searches compare all, and a worker has it watched and made anew.
 
+-- This gives whether triggers say which states of a namespace change.
+CREATE FUNCTION {schema}.vectors_watched(p_namespace text) RETURNS boolean
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT count(*) = 2 FROM pg_trigger t
+    WHERE t.tgrelid = '{schema}.state'::regclass AND t.tgenabled IN ('O', 'A')
+          AND t.tgname IN ('vectors_of_' || left(md5(p_namespace), 12) || '_set',
+                           'vectors_of_' || left(md5(p_namespace), 12) || '_gone')
+$$;
+REVOKE ALL ON FUNCTION {schema}.vectors_watched(text) FROM PUBLIC;
+
+-- This gives the indexes that are watched and whose tables are there as they were made, each with the schema of the
+-- extension and the type of its vectors.
 CREATE OR REPLACE FUNCTION {schema}.vector_tables() RETURNS TABLE (namespace text, member text, dims integer, relation name,
                                                                   ready boolean, extension name, kind text)
     LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -9,10 +21,7 @@ CREATE OR REPLACE FUNCTION {schema}.vector_tables() RETURNS TABLE (namespace tex
     JOIN pg_class c ON c.oid = i.made_as AND c.relname = i.relation AND c.relnamespace = '{schema}'::regnamespace
     JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'embedding' AND NOT a.attisdropped
     JOIN pg_extension e ON e.extname = 'vector' JOIN pg_namespace n ON n.oid = e.extnamespace
-    WHERE (SELECT count(*) FROM pg_trigger t
-           WHERE t.tgrelid = '{schema}.state'::regclass AND t.tgenabled IN ('O', 'A')
-                 AND t.tgname IN ('vectors_of_' || left(md5(i.namespace), 12) || '_set',
-                                  'vectors_of_' || left(md5(i.namespace), 12) || '_gone')) = 2
+    WHERE {schema}.vectors_watched(i.namespace)
 $$;
 
 -- This has triggers say which states of a namespace change, or say no more once it has no index, and gives whether they do
@@ -22,19 +31,17 @@ CREATE OR REPLACE FUNCTION {schema}.watch_vectors(p_namespace text, p_watched bo
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
 DECLARE
     v_name name := 'vectors_of_' || left(md5(p_namespace), 12);
-    v_there bigint;
-    v_awake bigint;
+    v_there boolean;
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('statecache vectors {schema}', 0));
-    SELECT count(*), count(*) FILTER (WHERE t.tgenabled IN ('O', 'A')) INTO v_there, v_awake
-    FROM pg_trigger t
-    WHERE t.tgrelid = '{schema}.state'::regclass AND t.tgname IN (v_name || '_set', v_name || '_gone');
-    IF p_watched AND v_awake = 2
-       OR NOT p_watched AND (v_there = 0 OR EXISTS (
+    v_there := EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = '{schema}.state'::regclass
+                       AND t.tgname IN (v_name || '_set', v_name || '_gone'));
+    IF p_watched AND {schema}.vectors_watched(p_namespace)
+       OR NOT p_watched AND (NOT v_there OR EXISTS (
            SELECT FROM {schema}.vector_index i WHERE i.namespace = p_namespace)) THEN
         RETURN true;
     END IF;
-    IF v_there > 0 THEN
+    IF v_there THEN
         EXECUTE format('DROP TRIGGER IF EXISTS %I ON {schema}.state', v_name || '_set');
         EXECUTE format('DROP TRIGGER IF EXISTS %I ON {schema}.state', v_name || '_gone');
     END IF;
@@ -69,10 +76,7 @@ BEGIN
     END IF;
     FOR one IN SELECT i.namespace FROM {schema}.vector_index i
                WHERE EXISTS (SELECT FROM pg_extension WHERE extname = 'vector')
-                     AND (SELECT count(*) FROM pg_trigger t
-                          WHERE t.tgrelid = '{schema}.state'::regclass AND t.tgenabled IN ('O', 'A')
-                                AND t.tgname IN ('vectors_of_' || left(md5(i.namespace), 12) || '_set',
-                                                 'vectors_of_' || left(md5(i.namespace), 12) || '_gone')) < 2
+                     AND NOT {schema}.vectors_watched(i.namespace)
     LOOP
         IF {schema}.watch_vectors(one.namespace, true) THEN
             RETURN 1; -- nobody who flushes is held up for longer than this
@@ -81,8 +85,7 @@ BEGIN
     FOR one IN SELECT i.namespace FROM {schema}.vector_index i
                WHERE EXISTS (SELECT FROM pg_extension WHERE extname = 'vector')
                      AND (NOT i.ready OR NOT EXISTS (SELECT FROM {schema}.vector_tables() t WHERE t.namespace = i.namespace))
-                     AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = '{schema}.state'::regclass
-                                 AND t.tgname = 'vectors_of_' || left(md5(i.namespace), 12) || '_set')
+                     AND {schema}.vectors_watched(i.namespace)
     LOOP
         PERFORM {schema}.make_vector_table(one.namespace);
         v_done := v_done + {schema}.fill_vector_index(one.namespace);

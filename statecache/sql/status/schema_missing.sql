@@ -26,7 +26,7 @@ WITH made (kind, name) AS (
            ('function', 'keep_consumer'), ('function', 'make_vector_table'), ('function', 'nearest_keys'),
            ('function', 'note_vectors'), ('function', 'report_lost'), ('function', 'set_history'),
            ('function', 'set_locking'), ('function', 'take_consumer'), ('function', 'vector_tables'),
-           ('function', 'vectors_of'), ('function', 'watch_vectors')
+           ('function', 'vectors_of'), ('function', 'vectors_watched'), ('function', 'watch_vectors')
 )
 SELECT m.kind || ' ' || m.name FROM made m
 WHERE NOT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

@@ -57,9 +57,9 @@ VECTORS = {
     "vectors beside": Mutant(
         "who drops an index of vectors takes the triggers of one that was made since",
         "statecache/sql/migrations/0014_vectors_watched.sql",
-        "       OR NOT p_watched AND (v_there = 0 OR EXISTS (\n"
+        "       OR NOT p_watched AND (NOT v_there OR EXISTS (\n"
         "           SELECT FROM {schema}.vector_index i WHERE i.namespace = p_namespace)) THEN\n",
-        "       OR NOT p_watched AND v_there = 0 THEN\n",
+        "       OR NOT p_watched AND NOT v_there THEN\n",
         by="scenarios vectors_beside",
     ),
     "vectors cut off": Mutant(
@@ -72,8 +72,8 @@ VECTORS = {
     "vectors unwatched": Mutant(
         "an index of vectors that nothing watches is searched",
         "statecache/sql/migrations/0014_vectors_watched.sql",
-        "                                  'vectors_of_' || left(md5(i.namespace), 12) || '_gone')) = 2\n$$;\n",
-        "                                  'vectors_of_' || left(md5(i.namespace), 12) || '_gone')) >= 0\n$$;\n",
+        "    WHERE {schema}.vectors_watched(i.namespace)\n",
+        "",
         by="scenarios vectors_unwatched",
     ),
 }
