@@ -21,7 +21,7 @@ from weakref import ref
 import psycopg
 
 from statecache.clock import monotonic
-from statecache.concurrency.lateness import Lateness
+from statecache.concurrency.lateness import Lateness, unanswered
 from statecache.concurrency.starting import start
 
 T = TypeVar("T")
@@ -173,7 +173,7 @@ def thread_opened(open_one: Callable[[], T], seconds: float | None) -> T:
             late.set()
             if not results.empty() and hasattr(one := results.get(), "close"):
                 one.close()
-        raise TimeoutError if isinstance(error, queue.Empty) else error from None
+        raise unanswered(seconds) if isinstance(error, queue.Empty) else error from None
     if isinstance(found, BaseException):
         raise found
     return found

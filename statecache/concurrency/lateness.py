@@ -1,6 +1,7 @@
-"""Telling a server that is silent from an event loop that has no time to listen: the latter blames no server.
+"""Telling a server that is silent from a caller who had no time to listen: the latter blames no server.
 
 * `Lateness` measures how late the loop was while a connection is opened.
+* `unanswered` is the error of who opened one and heard nothing.
 * `no_answer` says of an exchange whose time is up how late the loop looked for the answer.
 """
 
@@ -15,24 +16,36 @@ _SHARE = 0.5
 """From what share of the time on that the loop was late it is the loop that took too long."""
 _LOOKS_MAX = 40
 """A server whose answer was looked for more often than this is silent, however late each look came."""
+_SHORT_S = 0.2
+"""Who listened for less than so many seconds has learned nothing of the server."""
 _LATE_S = 0.02
 """From how many seconds on it is told that an answer was looked for too late."""
-BUSY = (
+_BUSY = (
     "Whether the server is up is not known. Have fewer calls under way at once in this process, use set_many and "
     "get_many, or give them more time."
 )
-"""What is known of a server that a busy process asked, and what to do about it."""
+_SHORT = "Whether the server is up is not known after so short a time. Give the call more."
 
 
-class LoopBusy(TimeoutError):
-    """The time was up, most of which the event loop of this process spent on other things."""
+class TooLittleTime(TimeoutError):
+    """The time was up, too little of which was there to listen: the hint says what to do about it."""
+
+    def __init__(self, told: str, hint: str) -> None:
+        super().__init__(told)
+        self.hint = hint
+
+
+def unanswered(seconds: float) -> TimeoutError:
+    """Return the error of who heard nothing in that many seconds."""
+    told = no_answer(seconds, 0.0)
+    return TooLittleTime(told, _SHORT) if seconds < _SHORT_S else TimeoutError(told)
 
 
 class Lateness:
     """A block that bounds what is done in it to so many seconds: TimeoutError past it.
 
-    Of these, LoopBusy says that most of the time the running loop had other things to do, and looked for an answer but
-    a few times.
+    Of these, TooLittleTime says that it was too short to hear anything, or that most of the time the running loop had
+    other things to do, and looked for an answer but a few times.
     """
 
     __slots__ = ("_began", "_bound", "_due", "_late_s", "_looks", "_loop", "_seconds", "_timer")
@@ -53,18 +66,19 @@ class Lateness:
         try:
             await self._bound.__aexit__(kind, error, trace)
         except TimeoutError as late:
-            raise self._busy() or late from None
+            raise self._busy() or (late if self._seconds is None else unanswered(self._seconds)) from None
         if error is not None and "imeout" in type(error).__name__ and (busy := self._busy()) is not None:
             raise busy from error
 
-    def _busy(self) -> LoopBusy | None:
+    def _busy(self) -> TooLittleTime | None:
         """Return the error where the loop was busy."""
         self._note()
         whole = self._loop.time() - self._began
         late = max(self._late_s, 0.0 if self._seconds is None else whole - self._seconds)
         if self._looks > _LOOKS_MAX or late < _SHARE * whole:
             return None
-        return LoopBusy(f"no answer within {whole:.2g} s, for {late:.2g} s of which this process was busy")
+        told = f"no answer within {whole:.2g} s, for {late:.2g} s of which this process was busy"
+        return TooLittleTime(told, _BUSY)
 
     def _look_again(self) -> None:
         self._due = self._loop.time() + _TICK_S

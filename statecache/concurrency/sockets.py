@@ -18,7 +18,7 @@ from ssl import SSLSocket
 from typing import Any
 
 from statecache.clock import monotonic
-from statecache.concurrency.lateness import Lateness
+from statecache.concurrency.lateness import Lateness, TooLittleTime, unanswered
 from statecache.concurrency.slots import ThreadSlot, ThreadSlots
 
 _RECORD_S = 0.05
@@ -176,16 +176,18 @@ async def task_dialing(connection: Any, seconds: float) -> AsyncIterator[None]:
 class ThreadDialing:
     """A bound of so many seconds on every step of the opening of a connection to Redis."""
 
-    __slots__ = ()
+    __slots__ = ("_seconds",)
 
     def __init__(self, connection: Any, seconds: float) -> None:
-        connection.socket_timeout = seconds
+        connection.socket_timeout = self._seconds = seconds
 
     async def __aenter__(self) -> None:
         return None
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        return None
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        late = unanswered(self._seconds)
+        if isinstance(late, TooLittleTime) and error is not None and "imeout" in type(error).__name__:
+            raise late from error
 
 
 def task_disown(connection: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,6 +11,7 @@ import pytest
 
 from statecache import AsyncStateCache, OutcomeUnknown, Settings, Unavailable
 from statecache.clock import monotonic
+from statecache.concurrency import TASKS, THREADS, Concurrency, run
 from statecache.core.postgres.connection import connect
 from statecache.core.redis.connection import Link, dialer
 from tests.fixtures.faults import through
@@ -21,7 +23,7 @@ BUSY_S = 0.05
 """For how long the loop is kept from everything else, again and again, in seconds."""
 
 _BUSY = r"for 0\.\d+ s of which this process was busy\. Whether the server is up is not known\."
-_SILENT = r"no answer in time\. Is the server up"
+_SILENT = r"no answer within [\d.]+ s\. Is the server up"
 
 
 @asynccontextmanager
@@ -43,13 +45,14 @@ async def _busy(turn_s: float = BUSY_S) -> AsyncIterator[None]:
         ended.set()
 
 
-async def _opened(which: str, settings: Settings, seconds: float = 0.5) -> None:
+async def _opened(which: str, settings: Settings, seconds: float = 0.5, io: Concurrency = TASKS) -> None:
     """Open a connection to a server in that time."""
     if which == "redis":
-        link = await Link.open(dialer(settings), settings, seconds)
+        link = await Link.open(dialer(settings, io=io), settings, seconds, io=io)
         await link.end()
     else:
-        await (await connect(settings, "test", seconds=seconds)).close()
+        connection = await connect(settings, "test", seconds=seconds, io=io)
+        connection.pgconn.finish()
 
 
 @pytest.mark.parametrize("which", ["redis", "postgres"])
@@ -68,6 +71,27 @@ async def test_who_opens_a_connection_meanwhile_blames_no_server(
     async with _busy(turn_s=0.006):  # late each time, and yet an answer would have been seen long ago
         with pytest.raises(Unavailable, match=_SILENT):
             await _opened(which, behind, seconds=1.5)
+
+
+@pytest.mark.parametrize("io", [TASKS, THREADS], ids=["tasks", "threads"])
+@pytest.mark.parametrize("which", ["redis", "postgres"])
+async def test_who_has_hardly_any_time_for_it_does_neither(
+    settings: Settings, proxy: FaultProxy, postgres_proxy: FaultProxy, which: str, io: Concurrency
+) -> None:
+    """What is left of a call's time once it has waited for its place can be too little to learn anything."""
+    behind = through(settings, redis=proxy, postgres=postgres_proxy)
+    proxy.silent = postgres_proxy.silent = True
+
+    async def told(seconds: float) -> str:
+        with pytest.raises(Unavailable) as caught:
+            await (_opened(which, behind, seconds, io) if io is TASKS else asyncio.to_thread(_opened_here, seconds))
+        return str(caught.value)
+
+    def _opened_here(seconds: float) -> None:
+        run(_opened(which, behind, seconds, io))
+
+    assert re.search(r"no answer within 0\.0[5-9]\d* s\b.*\. Whether the server is up is not known", await told(0.05))
+    assert "Is the server up" in await told(0.3)
 
 
 async def test_who_looks_late_for_an_answer_says_so(settings: Settings, proxy: FaultProxy) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.counts_seconds
 
 CONNECTIONS = 4
 SLACK_S = 0.5
-_LATE = "the time was up"
+_LATE = "the time was up before it was sent"
 
 
 @pytest.fixture
@@ -70,7 +70,8 @@ async def test_who_only_queues_in_this_process_is_told_so_and_is_not_applied(few
         assert refused
         assert len(written) + len(refused) >= len(names) - CONNECTIONS  # a process that is busy may read too late
         for error in refused.values():
-            assert re.search(r"\(pool\): waited 1\.[34]\d* s for a connection of 4\. This process has mo", str(error))
+            told = r"\(pool\): waited 1\.[34]\d* s for a connection of 4(, none of which is open yet)?\. This proc"
+            assert re.search(told, str(error))  # a late answer closes the connection on which it comes
         kept = await client.get_many([*refused], read="primary")
     assert {state and state.value for state in kept.values()} == {"before"}
 

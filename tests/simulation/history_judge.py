@@ -1,8 +1,8 @@
 """Is history what it says of itself? Every rollback, undo, redo, branch and checkpoint, held against the chains.
 
 A plain editor with two stacks says where each undo and redo had to lead. A rollback and a branch hold what was at the
-version that they name; a group that went back is what it was, but for keys that others created meanwhile by commits of
-such keys alone. What a checkpoint names was current at its position.
+version that they name; a group that went back is what it was, but for what others created meanwhile by commits of
+nothing else. What a checkpoint names was current at its position.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def judge_history(connection: psycopg.Connection[Any], schema: str) -> list[str]
     return [
         *(wrong for chain in chains.values() for wrong in _walks(chain)),
         *_copies(chains, links),
-        *_groups(chains),
+        *judge_groups(chains),
         *_marks(chains, marks),
     ]
 
@@ -120,7 +120,7 @@ def _copies(chains: Chains, links: Mapping[tuple[str, int], tuple[str, int]]) ->
             yield f"{row.key}: version {row.version} says {row.reason!r}, and is recorded as {link}"
 
 
-def _groups(chains: Chains) -> Iterator[str]:
+def judge_groups(chains: Chains) -> Iterator[str]:
     """Compare groups that went back with what they were."""
     commits: dict[str, list[Change]] = {}
     for row in (row for chain in chains.values() for row in chain):
@@ -130,18 +130,47 @@ def _groups(chains: Chains) -> Iterator[str]:
         if said is None or said.kind != "rollback" or said.position is None:
             continue
         group = group_of(rows[0].key)
-        keys = [key for key in chains if group_of(key) == group and "/checkpoints/" not in key]
-        left = [now for key in keys if (now := _left(chains[key], rows[0], said.position)) is not None]
-        others = {now.key for now in left}
-        for now in left:
-            if any(one.key not in others for one in commits[now.change_id]):
-                yield f"{group}: {rows[0].reason!r} at {rows[0].n}, and version {now.version} of {now.key} is there"
+        own = {key: chain for key, chain in chains.items() if group_of(key) == group and "/checkpoints/" not in key}
+        left = {key: now for key, chain in own.items() if (now := _left(chain, rows[0], said.position)) is not None}
+        if left and not left.keys() <= _created_meanwhile(own, rows[0], said.position):
+            now = next(iter(left.values()))
+            yield f"{group}: {rows[0].reason!r} at {rows[0].n}, and version {now.version} of {now.key} is there"
+
+
+def _created_meanwhile(chains: Chains, made: Change, back_to: Position) -> set[str]:
+    """Return which keys of a group may have been written between its being read and its going back.
+
+    Nobody compares what was not there when the group was read, and had not been there then. So it was read before
+    commits, up to this one, that wrote such keys alone.
+    """
+    between = sorted(
+        (row for chain in chains.values() for row in chain if back_to.n < row.n < made.n), key=lambda row: -row.n
+    )
+    written: set[str] = set()
+    created: set[str] = set()
+    for at, row in enumerate(between):
+        if not _may_be_gone(_newest(chains[row.key], back_to.n), made.at):
+            break
+        written.add(row.key)
+        is_whole = at + 1 == len(between) or between[at + 1].n != row.n
+        if is_whole and all(_may_be_gone(_newest(chains[key], row.n - 1), made.at) for key in written):
+            created |= written
+    return created
+
+
+def _newest(chain: Sequence[Change], n: int) -> Change | None:
+    """Return the newest change of a key up to n."""
+    return next((one for one in reversed(chain) if one.n <= n), None)
+
+
+def _may_be_gone(one: Change | None, at: datetime) -> bool:
+    """Return whether a client may have found nothing there; what it read before that may have ended since."""
+    return one is None or one.gap or one.op != "set" or (one.ends is not None and one.ends < at + UNSURE)
 
 
 def _left(chain: Sequence[Change], made: Change, back_to: Position) -> Change | None:
     """Return what stood at a key when its group had gone back, if that is not what stood there then."""
-    now = next((one for one in reversed(chain) if one.n <= made.n), None)
-    then = next((one for one in reversed(chain) if one.n <= back_to.n), None)
+    now, then = _newest(chain, made.n), _newest(chain, back_to.n)
     if now is None or any(one is not None and _is_unsure(one, made.at) for one in (now, then)):
         return None
     wanted = then.content if then is not None and _lives(then, made.at) else None
@@ -164,7 +193,7 @@ def _marks(chains: Chains, marks: Sequence[tuple[Any, ...]]) -> Iterator[str]:
             continue
         point = Position.parse(mark.point or "")
         place = n if point is None else point.n
-        then = next((one for one in reversed(chains.get(mark.key, ())) if one.n <= place), None)
+        then = _newest(chains.get(mark.key, ()), place)
         named = (mark.version, mark.change_id, mark.sha256)
         found = None if then is None else (then.version, then.change_id, then.digest.hex())
         if found != named:

@@ -90,10 +90,12 @@ def _once(figures: Figures, *, as_json: bool) -> int:
 
 def _print_once(figures: Figures) -> None:
     """Print the head and the tables, nothing of them shortened."""
-    from statecache.cli.top.view import hot_rows, lines_of, worker_rows, worst_rows
+    from statecache.cli.top.view import folded, hot_rows, lines_of, worker_rows, worst_rows
 
+    screen = console()
     for line in lines_of(figures):
-        console().print(line, soft_wrap=True)
+        for part in folded(screen, line, screen.width) if screen.is_terminal else [line]:
+            screen.print(part, soft_wrap=True)
     lacking = "which workers live is not known" if figures.sample.workers is None else "no worker lives"
     for columns, rows, otherwise in (
         (("shard behind", "entries", "bytes", "oldest"), worst_rows(figures), ""),

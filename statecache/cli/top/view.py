@@ -46,7 +46,7 @@ class View:
         head = lines_of(self.figures, bar=min(_BAR_MAX, bar) if bar >= _BAR_MIN else 0, line=line)
         title = _title(self.figures, width)
         if height >= _FOLDS_FROM:
-            head = [part for one in head for part in _folded(self._screen, one, width)]
+            head = [part for one in head for part in folded(self._screen, one, width)]
         lines = [title, *head][:height]
         for one in lines:
             one.truncate(width, overflow="ellipsis")
@@ -85,7 +85,7 @@ def _line(label: str, text: str, style: str = "") -> Text:
     return line.append_text(styled(plain(text), style or "none"))
 
 
-def _folded(screen: Console, line: Text, width: int) -> list[Text]:
+def folded(screen: Console, line: Text, width: int) -> list[Text]:
     """Return a line that is too long as two, the second below what the label is of."""
     if line.cell_len <= width or width < 2 * _LABEL:
         return [line]

@@ -36,6 +36,15 @@ SEND_S_MIN = 0.005
 """With less time left than this, in seconds, nothing is sent: an answer could hardly come, and be looked for."""
 
 
+def never_sent(waited_s: float) -> RedisUnavailable:
+    """Return the error of a commit whose time was up before it could be sent, so many seconds of it in a queue."""
+    queued = f", {waited_s:.2g} s of which it waited for a connection" if waited_s >= 0.02 else ""
+    return RedisUnavailable(
+        "timeout", detail=f"the time was up before it was sent{queued}",
+        hint="Whether Redis is up is not known. Give the call more time, or have fewer under way at once.",
+    )  # fmt: skip
+
+
 class Attempts:
     """Single attempts to run the commit script, by itself or within MULTI."""
 

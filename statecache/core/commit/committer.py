@@ -36,7 +36,7 @@ from statecache.commit_protocol.decision import (
     hindered,
     next_step,
 )
-from statecache.core.commit.attempts import SEND_S_MIN, Attempts
+from statecache.core.commit.attempts import SEND_S_MIN, Attempts, never_sent
 from statecache.core.commit.batches import BatchedAttempts
 from statecache.core.commit.durable import HELD, PASSED
 from statecache.core.commit.repeats import Repeats
@@ -247,8 +247,7 @@ class Committer:
         while True:
             seconds = commit.end - monotonic()
             if seconds < SEND_S_MIN:
-                late = RedisUnavailable("timeout", detail="the time was up")
-                commit.fail(commit.lost_answer or commit.last_error or late)
+                commit.fail(commit.lost_answer or commit.last_error or never_sent(commit.waited_s))
             if commit.durability == "postgres" and not commit.passes:
                 committed = await self._applied_batched(commit, seconds)
                 if committed is not None:

@@ -21,7 +21,7 @@ from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commit_protocol.decision import Again, Load, OpenShard, Pause, hindered, next_step
 from statecache.concurrency.batching import REQUESTS_MAX, WEIGHT_MAX
-from statecache.core.commit.attempts import SEND_S_MIN
+from statecache.core.commit.attempts import SEND_S_MIN, never_sent
 from statecache.core.commit.durability_support import COPIED
 from statecache.core.parts import in_parts
 from statecache.errors import RedisUnavailable, StateCacheError, Unavailable
@@ -131,9 +131,9 @@ class ManyCommits:
         """Make one attempt of all that is pending, then do what the answers ask for."""
         for some in _exchanges(call.next_round()):
             if monotonic() + SEND_S_MIN > call.end:
-                late = RedisUnavailable("timeout", detail="the time was up")
                 for commit in some:
-                    await self._fail(call, commit, commit.lost_answer or commit.last_error or late)
+                    error = commit.lost_answer or commit.last_error or never_sent(commit.waited_s)
+                    await self._fail(call, commit, error)
             else:
                 await self._exchange(call, some)
         for commits in call.lacking.values():

@@ -5,7 +5,7 @@
     commit  what differs is written: created since, it is deleted; deleted since, it is created again. What is the same
             is compared, so that nobody has changed any of it meanwhile; where somebody has, all is read again
 
-Who creates a further key meanwhile, by a commit of that key alone, comes behind it all: there was nothing to go back.
+Who creates further keys meanwhile, by a commit of nothing else, comes behind it all: there was nothing to go back.
 
 Checkpoints stay as they are. So do the records of steps, unless they are asked for: what a step did outside of this is
 not undone by forgetting it, and a step that is forgotten runs again.

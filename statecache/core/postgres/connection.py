@@ -29,7 +29,7 @@ from psycopg.adapt import AdaptersMap, Loader
 from psycopg.conninfo import conninfo_to_dict
 
 from statecache._tls import is_tls_refused_by_libpq
-from statecache.concurrency import BUSY, TASKS, Concurrency, LoopBusy
+from statecache.concurrency import TASKS, Concurrency, TooLittleTime
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.settings import masked
 from statecache.sql import statement
@@ -81,8 +81,8 @@ async def connect(
         connection: psycopg.AsyncConnection[Any] = await io.postgres(settings.postgres_url, options, seconds)
         return connection
     except TimeoutError as error:
-        told, hint = (str(error), BUSY) if isinstance(error, LoopBusy) else ("no answer in time", _UP)
-        raise PostgresUnavailable("connect", detail=f"{where}: {told}", hint=hint) from None
+        hint = error.hint if isinstance(error, TooLittleTime) else _UP
+        raise PostgresUnavailable("connect", detail=f"{where}: {error}", hint=hint) from None
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(f"postgres_url {where}: {_unquoted(brief(error))}") from None
     except psycopg.OperationalError as error:

@@ -30,7 +30,7 @@ from redis.exceptions import (
 from statecache import _process
 from statecache._tls import FILES, check_tls_files, is_tls_refused
 from statecache.clock import monotonic
-from statecache.concurrency import BUSY, TASKS, Concurrency, LoopBusy, no_answer
+from statecache.concurrency import TASKS, Concurrency, TooLittleTime, no_answer
 from statecache.concurrency.sockets import is_buffered, unread_bytes
 from statecache.core.pool import silent_since
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
@@ -166,10 +166,8 @@ class Link:
             over_tls = settings.redis_url.startswith("rediss://")
             mute = _MUTE if over_tls and "imeout" in type(error).__name__ else ""
             reason, hint = ("tls", _TLS) if refused else ("connect", _UP + mute)
-            hint = BUSY if isinstance(error, LoopBusy) else hint
-            raise RedisUnavailable(
-                reason, detail=f"{where}: {_system_reason(error) or 'no answer in time'}", hint=hint
-            ) from error
+            hint = error.hint if isinstance(error, TooLittleTime) else hint
+            raise RedisUnavailable(reason, detail=f"{where}: {_system_reason(error)}", hint=hint) from error
         finally:
             if not connected:
                 await line.disconnect(nowait=True)
