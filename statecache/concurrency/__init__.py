@@ -17,7 +17,7 @@ by one `send`, and the synchronous client needs no event loop:
 from __future__ import annotations
 
 from statecache.concurrency.interface import Background, Batcher, Beside, Concurrency, Request, Signal, Slot, Slots
-from statecache.concurrency.lateness import TooLittleTime, no_answer
+from statecache.concurrency.lateness import SILENCE_S, TooLittleTime, no_answer
 from statecache.concurrency.running import entered, iterated, run
 from statecache.concurrency.tasks import Tasks
 from statecache.concurrency.threads import Threads
@@ -26,6 +26,7 @@ TASKS = Tasks()
 THREADS = Threads()
 
 __all__ = [
+    "SILENCE_S",
     "TASKS",
     "THREADS",
     "Background",

@@ -16,8 +16,8 @@ _SHARE = 0.5
 """From what share of the time on that the loop was late it is the loop that took too long."""
 _LOOKS_MAX = 40
 """A server whose answer was looked for more often than this is silent, however late each look came."""
-_SHORT_S = 0.2
-"""Who listened for less than so many seconds has learned nothing of the server."""
+SILENCE_S = 0.2
+"""How long a server may leave a request unanswered and count as slow only, in seconds."""
 _LATE_S = 0.02
 """From how many seconds on it is told that an answer was looked for too late."""
 _BUSY = (
@@ -38,7 +38,7 @@ class TooLittleTime(TimeoutError):
 def unanswered(seconds: float) -> TimeoutError:
     """Return the error of who heard nothing in that many seconds."""
     told = no_answer(seconds, 0.0)
-    return TooLittleTime(told, _SHORT) if seconds < _SHORT_S else TimeoutError(told)
+    return TooLittleTime(told, _SHORT) if seconds < SILENCE_S else TimeoutError(told)
 
 
 class Lateness:

@@ -21,11 +21,9 @@ from weakref import WeakKeyDictionary
 
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
-from statecache.concurrency import Concurrency, Slot
+from statecache.concurrency import SILENCE_S, Concurrency, Slot
 from statecache.errors import Unavailable, UsageError
 
-SILENCE_S = 0.2
-"""How long a server may leave a request unanswered and count as slow only, in seconds."""
 LEFT_S = 0.2
 """How much of its time a call that waits for a connection has left for the server, in seconds: else nothing is sent."""
 

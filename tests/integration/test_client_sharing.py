@@ -21,7 +21,7 @@ pytestmark = pytest.mark.counts_seconds
 
 CONNECTIONS = 4
 SLACK_S = 0.5
-_LATE = "the time was up before it was sent"
+_LATE = "the time was up before the commit was sent"
 
 
 @pytest.fixture

@@ -132,9 +132,9 @@ def judge_groups(chains: Chains) -> Iterator[str]:
         group = group_of(rows[0].key)
         own = {key: chain for key, chain in chains.items() if group_of(key) == group and "/checkpoints/" not in key}
         left = {key: now for key, chain in own.items() if (now := _left(chain, rows[0], said.position)) is not None}
-        if left and not left.keys() <= _created_meanwhile(own, rows[0], said.position):
-            now = next(iter(left.values()))
-            yield f"{group}: {rows[0].reason!r} at {rows[0].n}, and version {now.version} of {now.key} is there"
+        created = _created_meanwhile(own, rows[0], said.position) if left else set()
+        for key in left.keys() - created:
+            yield f"{group}: {rows[0].reason!r} at {rows[0].n}, and version {left[key].version} of {key} is there"
 
 
 def _created_meanwhile(chains: Chains, made: Change, back_to: Position) -> set[str]:

@@ -11,7 +11,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 ROLLBACK = "rollback to 1-10: why"
 
 
-def _chains(*rows: tuple[int, str, object], last: str = ROLLBACK) -> dict[str, list[Change]]:
+def _chains(*rows: tuple[int, str, object]) -> dict[str, list[Change]]:
     """Return chains of rows (n, key, value or None for a delete, or a value and for how many seconds it lasts).
 
     Commits are a second apart; those of the same n are one, and the last one's reason is given.
@@ -24,7 +24,7 @@ def _chains(*rows: tuple[int, str, object], last: str = ROLLBACK) -> dict[str, l
         row = Change(
             key=f"runs/1/{name}", version=len(chain) + 1, change_id=f"c{n}", n=n,
             op="delete" if value is None else "set", digest=sha256(repr(value).encode()).digest(), taken_in=True,
-            reason=last if n == rows[-1][0] else "", gap=False, at=at,
+            reason=ROLLBACK if n == rows[-1][0] else "", gap=False, at=at,
             ends=None if lasts_s is None else at + timedelta(seconds=lasts_s),
         )  # fmt: skip
         chain.append(row)

@@ -196,6 +196,22 @@ def test_the_head_is_whole_at_every_usual_width(width: int) -> None:
     assert "…" not in head
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_one_look_at_a_terminal_is_broken_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    redis = Server(
+        url="x", version="Valkey 9.1.2", role="primary", keeps="append-only file", memory=10**9, memory_max=4 * 10**9
+    )
+    screen = Console(width=width, force_terminal=True, color_system=None, highlight=False)
+    monkeypatch.setattr("statecache.cli.top.command.console", lambda: screen)
+    _once(Looks(SETTINGS).add(sample(redis=redis)), as_json=False)
+    head = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert max(map(len, head)) <= width
+    assert any(line.startswith("Redis     Valkey") for line in head)
+    assert "954 MiB of 3.7 GiB" in " ".join(" ".join(head).split())
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_highest_lag_stands_beside_its_sparkline(width: int) -> None:
     looks, still = Looks(SETTINGS), [Shard(shard=n, lag_entries=0, lag_bytes=0) for n in range(64)]

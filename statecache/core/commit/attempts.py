@@ -36,11 +36,10 @@ SEND_S_MIN = 0.005
 """With less time left than this, in seconds, nothing is sent: an answer could hardly come, and be looked for."""
 
 
-def never_sent(waited_s: float) -> RedisUnavailable:
-    """Return the error of a commit whose time was up before it could be sent, so many seconds of it in a queue."""
-    queued = f", {waited_s:.2g} s of which it waited for a connection" if waited_s >= 0.02 else ""
+def never_sent() -> RedisUnavailable:
+    """Return the error of a commit whose time was up before it could be sent."""
     return RedisUnavailable(
-        "timeout", detail=f"the time was up before it was sent{queued}",
+        "timeout", detail="the time was up before the commit was sent",
         hint="Whether Redis is up is not known. Give the call more time, or have fewer under way at once.",
     )  # fmt: skip
 

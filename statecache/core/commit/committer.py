@@ -247,7 +247,7 @@ class Committer:
         while True:
             seconds = commit.end - monotonic()
             if seconds < SEND_S_MIN:
-                commit.fail(commit.lost_answer or commit.last_error or never_sent(commit.waited_s))
+                commit.fail(commit.lost_answer or commit.last_error or never_sent())
             if commit.durability == "postgres" and not commit.passes:
                 committed = await self._applied_batched(commit, seconds)
                 if committed is not None:
