@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Call(NamedTuple):
-    """A verb to be called; of `list`, the plan gets all states at once."""
+    """A verb to be called; of one that yields what it finds, the plan gets all at once."""
 
     verb: str
     arguments: tuple[Any, ...]
@@ -41,6 +41,7 @@ class Together(NamedTuple):
 
 Plan = Generator[Call | Together, Any, T]
 Listing = Generator[Call | Together | Found, Any, None]
+_YIELDING = ("history", "list")
 _TOGETHER_MAX = 4
 """How many of the plans that have nothing to do with one another are carried out at once."""
 
@@ -94,7 +95,7 @@ def _answer(view: Namespace[Any], asked: Call | Together) -> Any:
     if isinstance(asked, Together):
         return [_raised(view, one) for one in asked.plans]
     result = getattr(view, asked.verb)(*asked.arguments, **asked.options)
-    return [*result] if asked.verb == "list" else result
+    return [*result] if asked.verb in _YIELDING else result
 
 
 async def _aanswer(view: AsyncNamespace[Any], asked: Call | Together) -> Any:
@@ -103,7 +104,7 @@ async def _aanswer(view: AsyncNamespace[Any], asked: Call | Together) -> Any:
         room = asyncio.Semaphore(_TOGETHER_MAX)
         return await asyncio.gather(*(_araised(view, one, room) for one in asked.plans))
     result = getattr(view, asked.verb)(*asked.arguments, **asked.options)
-    return [state async for state in result] if asked.verb == "list" else await result
+    return [one async for one in result] if asked.verb in _YIELDING else await result
 
 
 def _raised(view: Namespace[Any], plan: Plan[None]) -> StateCacheError | None:

@@ -10,6 +10,7 @@ thread's calls left there, and our worker's flushing is in what is measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import count
@@ -40,6 +41,8 @@ MANY = 2_000
 FIRST_PUTS = 20
 PUT, PUT_WRITES, GET, LATEST, LIST = "put", "put_writes", "get_tuple by id", "get_tuple, latest", "list(limit=10)"
 TIMES_FASTER = {PUT: 2.0, PUT_WRITES: 4.0, GET: 3.0, LATEST: 10.0, LIST: 2.0}
+ELSEWHERE = {one: f"{one}, first by another client" for one in (GET, LIST)}
+ELSEWHERE_GETS = 8
 BYTES_MAX = 0.2
 _SIZE = """SELECT sum(pg_total_relation_size(pg_class.oid)) FROM pg_class
 JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE relkind = 'r' AND nspname = %s"""
@@ -54,10 +57,10 @@ class Sides:
         self._running, self._psql = running, psql
         self._turn = 0
 
-    def both(self, call: Callable[[Any], Any]) -> tuple[float, float]:
+    def both(self, call: Callable[[Any], Any], ours: Any = None) -> tuple[float, float]:
         """Make one call on either side, neither always first; return the seconds of ours and of theirs."""
         self._turn += 1
-        pair = (0, self.ours), (1, self.theirs)
+        pair = (0, ours or self.ours), (1, self.theirs)
         spent = [0.0, 0.0]
         for at, saver in pair if self._turn % 2 else reversed(pair):
             begun = perf_counter()
@@ -120,7 +123,7 @@ def _on_servers(rows: Callable[[Sides], Iterable[Row]]) -> Iterator[Row]:
 def _profile(sides: Sides, name: str, calls: Sequence[Call], rounds: int) -> Iterator[Row]:
     """Measure what one graph asks for, and what its threads take in Postgres."""
     before = sides.sizes()
-    times = {one: _Spent(rounds) for one in TIMES_FASTER}
+    times = {one: _Spent(rounds) for one in [*TIMES_FASTER, *ELSEWHERE.values()]}
     for number in range(THREADS):
         for call in calls:
             sides.both(lambda saver, call=call: call.on(saver, f"kept-{number}"))  # type: ignore[misc]  # noqa: B023
@@ -130,7 +133,7 @@ def _profile(sides: Sides, name: str, calls: Sequence[Call], rounds: int) -> Ite
     for turn in range(rounds):
         _one_round(sides, turn, calls, times, rng)
     for what, spent in times.items():
-        yield spent.row(f"{name}, {what}", bound=TIMES_FASTER[what])
+        yield spent.row(f"{name}, {what}", bound=TIMES_FASTER.get(what))
     kept = [(end - begin) / THREADS for begin, end in zip(before, after, strict=True)]
     yield Row(
         subject=Measure(name=f"LangGraph: {name}, {kept[0] / 1024:,.0f} KB a thread in Postgres"),
@@ -150,11 +153,27 @@ def _one_round(sides: Sides, turn: int, calls: Sequence[Call], times: Mapping[st
         timed(call.verb, lambda saver, call=call: call.on(saver, thread))  # type: ignore[misc]
     ids = [call.arguments[0]["id"] for call in calls if call.verb == "put"]
     for one in rng.choices(ids, k=READS):
-        timed(GET, lambda saver, one=one: saver.get_tuple(config_of(thread, one)))  # type: ignore[misc]
+        timed(GET, partial(_got, thread, one))
     for _ in range(READS):
         timed(LATEST, lambda saver: saver.get_tuple(config_of(thread)))
     for _ in range(LISTS):
-        timed(LIST, lambda saver: [*saver.list(config_of(thread), limit=LISTED)])
+        timed(LIST, partial(_listed, thread))
+    sides.until_flushed()
+    for what, asked in ((GET, rng.sample(ids, ELSEWHERE_GETS)), (LIST, [""])):
+        with StateCache(settings=sides.cache.settings) as cache:
+            other: Any = StateCacheSaver(cache)
+            [*other.list(config_of("kept-0"), limit=1)]  # it is connected
+            for one in asked:
+                read = partial(_got, thread, one) if what == GET else partial(_listed, thread)
+                times[ELSEWHERE[what]].note(turn, sides.both(read, other))
+
+
+def _got(thread: str, checkpoint_id: str, saver: Any) -> Any:
+    return saver.get_tuple(config_of(thread, checkpoint_id))
+
+
+def _listed(thread: str, saver: Any) -> Any:
+    return [*saver.list(config_of(thread), limit=LISTED)]
 
 
 def compare(ours: Any, theirs: Any, thread: str, calls: Sequence[Call]) -> None:
@@ -181,7 +200,7 @@ def _threads(sides: Sides, calls: Sequence[Call], rounds: int) -> Iterator[Row]:
             thread = f"new-{next(numbers)}"
             begun.note(turn, sides.both(lambda saver, thread=thread: calls[0].on(saver, thread)))  # type: ignore[misc]
         for _ in range(LISTS):
-            listed.note(turn, sides.both(lambda saver: [*saver.list(config_of("long"), limit=LISTED)]))
+            listed.note(turn, sides.both(partial(_listed, "long")))
         for call in calls:
             spent = sides.both(
                 lambda saver, call=call, turn=turn: call.on(  # type: ignore[misc]

@@ -196,6 +196,21 @@ async def test_a_copied_thread_stands_by_itself(saver: StateCacheSaver, worker: 
     assert await shown("to/1") == before
 
 
+async def test_a_copy_of_a_pruned_thread_may_be_larger_than_a_commit(saver: StateCacheSaver, worker: Worker) -> None:
+    values = dict[str, Any]()
+    parent: RunnableConfig | None = None
+    for number, name in enumerate("abc"):
+        values[name] = bytes([number]) * 7 * 1024 * 1024
+        one = checkpoint(values, channel_versions=dict(zip("abc", "123", strict=True)))
+        which = config("from", id_of(parent) if parent else None)
+        parent = await saver.aput(which, one, METADATA, {name: one["channel_versions"][name]})
+    await saver.aprune(["from"])
+    await saver.acopy_thread("from", "to")
+    await saver.adelete_thread("from")
+    await flush(worker)
+    assert (await got(saver, config("to"))).checkpoint["channel_values"] == values
+
+
 def added(notes: list[str], more: list[list[str]]) -> list[str]:
     """Return the notes with more of them, however they come."""
     return notes + [one for some in more for one in some]

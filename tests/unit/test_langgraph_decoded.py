@@ -1,10 +1,13 @@
-"""Values that are kept decoded: copies equal what the serializer makes, and nothing of them is shared."""
+"""Messages that are kept decoded: copies equal what the serializer makes, and nothing of them is shared."""
 
 from __future__ import annotations
 
 import copy
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, RemoveMessage, SystemMessage, ToolMessage
@@ -36,7 +39,7 @@ def test_a_copy_is_all_that_the_serializer_makes_and_nobody_elses() -> None:
     _, data = serializer.dumps_typed({"messages": MESSAGES, "at": (1, None, b"x")})
     serde, wanted = Serde(serializer, kept), serializer.loads_typed(("msgpack", data))
     first = loaded(serde, data)
-    assert len(kept._values) == 1
+    assert len(kept._copies) == len(MESSAGES)
     for _ in range(2):
         again = loaded(serde, data)
         assert again == first == wanted
@@ -56,37 +59,57 @@ def test_a_copy_is_all_that_the_serializer_makes_and_nobody_elses() -> None:
     assert loaded(serde, data) == wanted
 
 
+def test_of_a_conversation_that_has_grown_the_new_messages_alone_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    serializer, kept = JsonPlusSerializer(), Decoded()
+    data = [serializer.dumps_typed(MESSAGES[:end])[1] for end in (3, 5, 2)]
+    decode, decoded = serializer.loads_typed, list[Any]()
+
+    def load(typed: tuple[str, bytes]) -> Any:
+        decoded.append(decode(typed))
+        return decoded[-1]
+
+    monkeypatch.setattr(serializer, "loads_typed", load)
+    assert [loaded(Serde(serializer, kept), one) for one in data] == [MESSAGES[:3], MESSAGES[:5], MESSAGES[:2]]
+    assert decoded == MESSAGES[:5]
+
+
 def test_what_is_not_known_to_be_copied_whole_is_decoded_each_time() -> None:
     serializer, kept = JsonPlusSerializer(), Decoded()
-    value = [datetime(2026, 1, 1, tzinfo=UTC), {1, 2}]
-    _, data = serializer.dumps_typed(value)
-    serde = Serde(serializer, kept)
+    values = [
+        datetime(2026, 1, 1, tzinfo=UTC), {1, 2}, UUID(int=1), Path("a"), re.compile("a"), {3: (None, 1.5, b"x")},
+        HumanMessage("hello", additional_kwargs={"at": datetime(2026, 1, 1, tzinfo=UTC)}),
+        ToolMessage("found", tool_call_id="1", artifact={(1, 2): {3}}),
+    ]  # fmt: skip
+    _, data = serializer.dumps_typed(values)
+    serde, wanted = Serde(serializer, kept), serializer.loads_typed(("msgpack", data))
     for _ in range(2):
-        assert loaded(serde, data) == value
-    assert not kept._values
+        assert repr(loaded(serde, data)) == repr(wanted)
+    assert not kept._copies
 
 
 def test_each_serializer_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other, kept = JsonPlusSerializer(), JsonPlusSerializer(), Decoded()
     _, data = one.dumps_typed([HumanMessage("hello")])
     assert loaded(Serde(one, kept), data) == [HumanMessage("hello")]
-    monkeypatch.setattr(other, "loads_typed", lambda _: ["another"])
+    monkeypatch.setattr(other, "loads_typed", lambda _: "another")
     assert loaded(Serde(other, kept), data) == ["another"]
     assert loaded(Serde(copy.copy(one), kept), data) == [HumanMessage("hello")]
 
 
-def test_what_was_used_least_recently_goes_and_large_values_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "VALUES_BYTES_MAX", 3)
-    monkeypatch.setattr(module, "_VALUE_BYTES_MAX", 2)
-    kept, made = Decoded(), list[bytes]()
+def test_what_was_used_least_recently_goes_and_large_messages_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    serializer, kept, decoded = JsonPlusSerializer(), Decoded(), list[str]()
+    data = {text: serializer.dumps_typed(HumanMessage(text))[1] for text in ("a", "b", "c", "d", "e" * 300)}
+    monkeypatch.setattr(module, "VALUES_BYTES_MAX", 3 * len(data["a"]))
+    monkeypatch.setattr(module, "_VALUE_BYTES_MAX", 2 * len(data["a"]))
+    decode = serializer.loads_typed
 
-    def load(data: bytes) -> Any:
-        def make() -> Any:
-            made.append(data)
-            return [data]
+    def load(typed: tuple[str, bytes]) -> Any:
+        message = decode(typed)
+        decoded.append(message.content[0])
+        return message
 
-        return kept.load(kept, data, make)
-
-    for data in (b"a", b"b", b"c", b"a", b"d", b"a", b"b", b"eee", b"eee"):
-        assert load(data) == [data]
-    assert made == [b"a", b"b", b"c", b"d", b"b", b"eee", b"eee"]
+    monkeypatch.setattr(serializer, "loads_typed", load)
+    for text in ("a", "b", "c", "a", "d", "a", "b", "e" * 300, "e" * 300):
+        assert loaded(Serde(serializer, kept), data[text]) == HumanMessage(text)
+    assert decoded == [*"abcdbee"]
+    assert kept._bytes == sum(len(name[2]) for name in kept._copies)

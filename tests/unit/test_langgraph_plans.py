@@ -12,8 +12,9 @@ import pytest
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from msgspec import structs
 
-from statecache import VersionConflict, VersionNotFound
+from statecache import LimitExceeded, RedisUnavailable, VersionConflict, VersionNotFound
 from statecache.adapters.langgraph.documents import head_document
+from statecache.adapters.langgraph.listing import Query, listed
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, put
 from statecache.adapters.langgraph.reading import get_tuple
@@ -26,6 +27,7 @@ from tests.support.langgraph_stories import METADATA, Interfering, checkpoint
 SERDE = Serde(JsonPlusSerializer())
 PLACE = Place("42")
 LARGE = "x" * 20_000
+MIB = 1024 * 1024
 
 
 def test_a_channel_that_came_and_went_meanwhile_is_named_at_its_real_version() -> None:
@@ -42,6 +44,60 @@ def test_a_channel_that_came_and_went_meanwhile_is_named_at_its_real_version() -
         found = run(view, get_tuple(PLACE, None, SERDE, Recent()))
     assert found is not None
     assert found.checkpoint["channel_values"] == {"a": LARGE}
+
+
+class Cut:
+    """A view whose commits fail, all but the first so many."""
+
+    def __init__(self, view: Any, left: int) -> None:
+        self.view, self.left = view, left
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self.view, verb)
+
+    def commit(self, writes: list[Any]) -> Any:
+        """Commit, or raise."""
+        self.left -= 1
+        if self.left < 0:
+            raise RedisUnavailable("commit", detail="cut off")
+        return self.view.commit(writes)
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_the_first_checkpoint_of_a_thread_may_be_larger_than_a_commit_and_comes_whole_or_not_at_all(left: int) -> None:
+    one = checkpoint({name: bytes(7 * MIB) for name in "abc"} | {"d": 1})
+    with memory() as cache:
+        view = cache.namespace("langgraph")
+        cut: Any = Cut(view, left)
+        if left < 3:
+            with pytest.raises(RedisUnavailable):
+                run(cut, put(PLACE, None, one, METADATA, one["channel_versions"], SERDE, Recent()))
+            assert run(view, get_tuple(PLACE, None, SERDE, Recent())) is None
+            cut.left = 3
+        run(cut, put(PLACE, None, one, METADATA, one["channel_versions"], SERDE, Recent()))
+        found = run(view, get_tuple(PLACE, None, SERDE, Recent()))
+        assert (found and found.checkpoint) == one
+        assert cut.left == 0
+        two = checkpoint({name: bytes([1]) * 7 * MIB for name in "abc"}, version=2)
+        with pytest.raises(LimitExceeded, match="the commit's size"):
+            run(view, put(PLACE, one["id"], two, METADATA, two["channel_versions"], SERDE, Recent()))
+        assert run(view, get_tuple(PLACE, None, SERDE, Recent())) == found
+
+
+def test_of_a_first_checkpoint_that_another_comes_before_nothing_is_written_ahead() -> None:
+    ours, theirs = checkpoint({name: bytes(7 * MIB) for name in "abc"}), checkpoint({"d": LARGE})
+
+    def come_before(view: Any) -> None:
+        run(view, put(PLACE, None, theirs, METADATA, theirs["channel_versions"], SERDE, Recent()))
+
+    with memory() as cache:
+        view = cache.namespace("langgraph")
+        interfering: Any = Interfering(view, come_before)
+        with pytest.raises(LimitExceeded, match="the commit's size"):
+            run(interfering, put(PLACE, None, ours, METADATA, ours["channel_versions"], SERDE, Recent()))
+        found = run(view, get_tuple(PLACE, None, SERDE, Recent()))
+        assert (found and found.checkpoint) == theirs
+        assert [one.key for one in view.list("42/ch/")] == ["langgraph/42/ch/-/d"]
 
 
 def test_a_put_gives_up_where_others_never_do() -> None:
@@ -157,6 +213,64 @@ class Keeping:
             state = found[self.name]
             found[self.name] = structs.replace(state, value=state.value | {"checkpoint_id": "lost", "value": "lost"})
         return found
+
+
+class Noting:
+    """A view that notes which verbs are called."""
+
+    def __init__(self, view: Any) -> None:
+        self.view = view
+        self.verbs = list[str]()
+
+    def __getattr__(self, verb: str) -> Any:
+        self.verbs.append(verb)
+        return getattr(self.view, verb)
+
+
+def checkpoints_of(view: Any, query: Query) -> Generator[Any, None, None]:
+    """Yield the checkpoints that a process lists which has read none of them."""
+    listing = listed(query, SERDE, Recent())
+    while (found := run(view, until_found(listing))) is not None:
+        yield found.checkpoint
+
+
+@pytest.mark.parametrize(("limit", "history"), [(None, 2), (10, 1), (1, 0)])
+def test_large_values_of_checkpoints_that_are_listed_are_read_at_once(limit: int | None, history: int) -> None:
+    chain = [checkpoint({"a": f"{number}{LARGE}"}, version=number) for number in range(13)]
+    with memory() as cache:
+        view: Any = Noting(cache.namespace("langgraph"))
+        for before, one in zip([None, *chain], chain, strict=False):
+            run(view, put(PLACE, before and before["id"], one, METADATA, one["channel_versions"], SERDE, Recent()))
+        view.verbs.clear()
+        assert [*checkpoints_of(view, Query(PLACE, limit=limit))] == chain[::-1][:limit]
+    assert view.verbs.count("history") == history
+    assert "get_at" not in view.verbs
+
+
+def test_large_values_that_are_far_apart_are_read_one_by_one() -> None:
+    chain = [checkpoint({"a": f"{number}{LARGE}"}, version=number) for number in range(13)]
+    with memory() as cache:
+        view: Any = Noting(cache.namespace("langgraph"))
+        for at, one in enumerate(chain):
+            told: Any = METADATA | {"step": at % 6}
+            run(view, put(PLACE, None, one, told, one["channel_versions"], SERDE, Recent()))
+        view.verbs.clear()
+        assert [*checkpoints_of(view, Query(PLACE, filter={"step": 0}))] == [chain[12], chain[6], chain[0]]
+    assert view.verbs.count("get_at") == 2
+    assert "history" not in view.verbs
+
+
+def test_a_value_that_is_gone_is_missed_where_the_listing_comes_to_it() -> None:
+    chain = [checkpoint({"a": f"{number}{LARGE}"}, version=number) for number in range(6)]
+    with memory() as cache:
+        view = cache.namespace("langgraph")
+        for one in chain:
+            run(view, put(PLACE, None, one, METADATA, one["channel_versions"], SERDE, Recent()))
+        view.update(PLACE.checkpoint(chain[2]["id"]), lambda document: _naming(document, version=1))
+        listing = checkpoints_of(view, Query(PLACE))
+        assert [next(listing) for _ in range(3)] == chain[:2:-1]
+        with pytest.raises(VersionNotFound, match="not put with checkpoint"):
+            next(listing)
 
 
 def test_what_a_verb_raises_is_raised_in_the_listing_that_called_it() -> None:

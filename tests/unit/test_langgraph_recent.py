@@ -11,7 +11,7 @@ from statecache import State
 from statecache.adapters.langgraph import recent as module
 from statecache.adapters.langgraph.documents import is_first, next_head
 from statecache.adapters.langgraph.names import Place
-from statecache.adapters.langgraph.recent import CHANNELS_MAX, PLACES_MAX, Latest, Recent
+from statecache.adapters.langgraph.recent import CHANNELS_MAX, PLACES_MAX, Latest, PieceName, Recent
 
 PLACE = Place("42")
 
@@ -67,10 +67,11 @@ def test_pieces_go_that_were_used_least_recently_and_large_ones_never_come(monke
     monkeypatch.setattr(module, "PIECES_BYTES_MAX", 30)
     monkeypatch.setattr(module, "_PIECE_BYTES_MAX", 10)
     recent = Recent()
-    recent.add({(name, 1, "of"): name.encode() * 10 for name in "abc"})
-    assert recent.pieces({"a": (1, "of"), "b": (2, "of"), "c": (1, "other")}) == {"a": b"a" * 10}
-    recent.add({("d", 1, "of"): b"d" * 10, ("e", 1, "of"): b"e" * 11})
-    assert set(recent.pieces(dict.fromkeys("abcde", (1, "of")))) == {"a", "c", "d"}
+    recent.add({PieceName(name, 1, "of"): name.encode() * 10 for name in "abc"})
+    asked = PieceName("a", 1, "of"), PieceName("b", 2, "of"), PieceName("c", 1, "other")
+    assert recent.pieces(asked) == {asked[0]: b"a" * 10}
+    recent.add({PieceName("d", 1, "of"): b"d" * 10, PieceName("e", 1, "of"): b"e" * 11})
+    assert {one.name for one in recent.pieces(PieceName(name, 1, "of") for name in "abcde")} == {"a", "c", "d"}
 
 
 def test_a_head_proves_nothing_once_something_else_has_written_it() -> None:

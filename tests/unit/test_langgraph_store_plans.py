@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from langgraph.store.base import GetOp, PutOp
+from langgraph.store.base import GetOp, Item, PutOp
 
-from statecache import StateCacheError, VersionConflict
-from statecache.adapters.langgraph.store.items import Put, get_items, put_items
+from statecache import Backpressure, StateCacheError, VersionConflict
+from statecache.adapters.langgraph.store.items import Get, Put, get_items, put_items
 from statecache.adapters.plans import Plan, arun, call, run, together
 from statecache.testing import memory
 from tests.support.langgraph_stories import Interfering
@@ -24,7 +24,7 @@ def put_op(value: Any) -> Put:
 
 def got(view: Any) -> Any:
     """Return the item."""
-    return run(view, get_items([GetOp(("users", "ada"), "k")], "primary"))[0]
+    return run(view, get_items([Get(GetOp(("users", "ada"), "k"))], "primary"))[0]
 
 
 @pytest.mark.parametrize("value", [{"by": "me"}, None], ids=["put", "deleted"])
@@ -69,8 +69,9 @@ def test_an_item_that_is_changed_while_it_is_renewed_stays_changed(change: str) 
         view = cache.namespace("langgraph-store")
         view.set_many({name: DOCUMENT | {"key": name[-1], "ttl": 60.0} for name in (NAME, "users.ada/m")})
         interfering: Any = Interfering(view, write)
-        asked = [GetOp(("users", "ada"), key) for key in "km"]
-        assert [one.key for one in run(interfering, get_items(asked, "primary")) if one is not None] == ["k", "m"]
+        asked = [Get(GetOp(("users", "ada"), key)) for key in "km"]
+        found: list[Any] = run(interfering, get_items(asked, "primary"))
+        assert [one.key for one in found] == ["k", "m"]
         assert interfering.commits == 2
         renewed = view.get("users.ada/m")
         assert renewed is not None
@@ -78,6 +79,37 @@ def test_an_item_that_is_changed_while_it_is_renewed_stays_changed(change: str) 
         left = view.get(NAME)
         assert (left is None) is (change == "deleted")
         assert left is None or left.expires_at is None
+
+
+class Refusing:
+    """A view that takes no commits of one group."""
+
+    def __init__(self, view: Any, group: str) -> None:
+        self.view, self.group = view, group
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self.view, verb)
+
+    def commit(self, writes: list[Any], **more: Any) -> Any:
+        """Commit, or raise."""
+        if writes[0].name.startswith(self.group):
+            raise Backpressure(0, reason="too much waits")
+        return self.view.commit(writes, **more)
+
+
+def test_what_hinders_one_namespace_from_lasting_anew_hinders_no_other() -> None:
+    with memory() as cache:
+        view = cache.namespace("langgraph-store")
+        for one in ("ada", "eve"):
+            view.set(f"users.{one}/k", DOCUMENT | {"namespace": ["users", one], "ttl": 60.0})
+        refusing: Any = Refusing(view, "users.ada/")
+        asked = [
+            Get(GetOp(("users", one), "k", refresh_ttl=fresh)) for one in ("ada", "eve") for fresh in (True, False)
+        ]
+        found: list[Any] = run(refusing, get_items(asked, "primary"))
+        assert [type(one) for one in found] == [Backpressure, Item, Item, Item]
+        assert [one.namespace[1] for one in found[1:]] == ["ada", "eve", "eve"]
+        assert [one.expires_at is None for one in view.list()] == [True, False]
 
 
 def conflicting(name: str) -> Plan[None]:

@@ -1,25 +1,31 @@
-"""Values that were decoded before: whoever loads one again is given a copy, which is sooner made than the value.
+"""Messages that were decoded before: whoever loads one again is given a copy, which is sooner made than the message.
 
 A message of LangChain is a model of pydantic, which looks at each of its fields whenever one is made. Its copy is made
-of what that has found. Only what is known to be copied whole is kept: plain data, and those messages. What is kept is
-never given away, so nobody changes it. It is bounded, and what was used least recently goes first.
+of what that has found. They are kept one by one: of a conversation that has grown, the new messages alone are decoded.
+Only what is known to be copied whole is kept: plain data, and messages within them. What is kept is never given away,
+so nobody changes it. It is bounded, and what was used least recently goes first.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
+
+from ormsgpack import OPT_NON_STR_KEYS, Ext, packb, unpackb
 
 VALUES_BYTES_MAX = 8 * 1024 * 1024
-"""Of how many serialized bytes values are kept."""
+"""Of how many serialized bytes messages are kept."""
 _VALUE_BYTES_MAX = VALUES_BYTES_MAX // 32
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 _MESSAGES = "langchain_core.messages."
 _DEPTH_MAX = 50
 _set = object.__setattr__
+_Copy = Callable[[], Any]
+"""Makes one more copy of a value."""
+_Container = TypeVar("_Container", list[Any], dict[Any, Any])
 
 
 class _Unknown(Exception):
@@ -27,36 +33,43 @@ class _Unknown(Exception):
 
 
 class Decoded:
-    """The values; threads and event loops share it."""
+    """The messages; threads and event loops share it."""
 
     def __init__(self) -> None:
         self._mutex = Lock()
-        self._values: OrderedDict[tuple[int, bytes], tuple[Any, Any]] = OrderedDict()
+        self._copies: OrderedDict[tuple[int, int, bytes], tuple[Any, _Copy]] = OrderedDict()
         self._bytes = 0
 
-    def load(self, serializer: Any, data: bytes, load: Callable[[], Any]) -> Any:
-        """Return what the serializer makes of these bytes, by `load` unless it is kept."""
-        if len(data) > _VALUE_BYTES_MAX:
-            return load()
-        name = id(serializer), data
+    def load(self, serializer: Any, data: bytes) -> Any:
+        """Return what LangGraph's serializer makes of these bytes in msgpack."""
+        return unpackb(data, ext_hook=partial(self._load_part, serializer), option=OPT_NON_STR_KEYS)
+
+    def _load_part(self, serializer: Any, code: int, data: bytes) -> Any:
+        """Return what the serializer makes of a part that msgpack has no form for, as a message."""
+        name = id(serializer), code, data
         with self._mutex:
-            kept = self._values.get(name)
+            kept = self._copies.get(name)
             if kept is not None:
-                self._values.move_to_end(name)
+                self._copies.move_to_end(name)
         if kept is not None:
-            return _copied(kept[1])
-        value = load()
-        try:
-            copy = _copied(value)
-        except _Unknown:
-            return value
-        with self._mutex:
-            if name not in self._values:
-                self._values[name] = serializer, copy  # as long as it is kept here, no other one has its id
-                self._bytes += len(data)
-            while self._bytes > VALUES_BYTES_MAX:
-                self._bytes -= len(self._values.popitem(last=False)[0][1])
+            return kept[1]()
+        value = serializer.loads_typed(("msgpack", packb(Ext(code, data))))
+        kind: Any = type(value)
+        if _is_message(kind) and len(data) <= _VALUE_BYTES_MAX:
+            self._keep(name, serializer, value)
         return value
+
+    def _keep(self, name: tuple[int, int, bytes], serializer: Any, value: Any) -> None:
+        try:
+            copy = _copy_of(value)
+        except _Unknown:
+            return
+        with self._mutex:
+            if name not in self._copies:
+                self._copies[name] = serializer, copy  # as long as it is kept here, no other one has its id
+                self._bytes += len(name[2])
+            while self._bytes > VALUES_BYTES_MAX:
+                self._bytes -= len(self._copies.popitem(last=False)[0][2])
 
 
 @lru_cache(maxsize=64)
@@ -64,27 +77,49 @@ def _is_message(kind: Any) -> bool:
     return bool(kind.__module__.startswith(_MESSAGES) and hasattr(kind, "__pydantic_fields__"))
 
 
-def _copied(value: Any, depth: int = 0) -> Any:
-    """Return a copy that shares nothing that could be changed; raise _Unknown where that is not known."""
+def _copy_of(value: Any, depth: int = 0) -> _Copy:
+    """Return what makes copies that share nothing that could be changed; raise _Unknown where that is not known."""
     kind: Any = type(value)
-    if kind in _ATOMS:
-        return value
     if depth == _DEPTH_MAX:
         raise _Unknown
     if kind is list:
-        return [part if type(part) in _ATOMS else _copied(part, depth + 1) for part in value]
+        return _filled([*value], _parts(enumerate(value), depth))
     if kind is dict:
         if not _ATOMS.issuperset(map(type, value)):
             raise _Unknown
-        return {name: part if type(part) in _ATOMS else _copied(part, depth + 1) for name, part in value.items()}
+        return _filled({**value}, _parts(value.items(), depth))
     if kind is tuple:
-        return tuple([_copied(part, depth + 1) for part in value])
+        copy = _copy_of([*value], depth + 1)
+        return lambda: tuple(copy())
     if not _is_message(kind):
         raise _Unknown
+    fields = _copy_of(value.__dict__, depth + 1)
+    more = [(name, getattr(value, name)) for name in ("__pydantic_extra__", "__pydantic_private__")]
+    rest = [(name, (lambda: None) if part is None else _copy_of(part, depth + 1)) for name, part in more]
+    return partial(_message, kind, fields, [*rest, ("__pydantic_fields_set__", {*value.__pydantic_fields_set__}.copy)])
+
+
+def _parts(items: Any, depth: int) -> list[tuple[Any, _Copy]]:
+    """Return the places of a container whose values could be changed, each with what copies its value."""
+    return [(at, _copy_of(part, depth + 1)) for at, part in items if type(part) not in _ATOMS]
+
+
+def _filled(plain: _Container, parts: list[tuple[Any, _Copy]]) -> _Copy:
+    """Return what copies a list or dictionary whose values at these places are to be copied too."""
+    return partial(_copied, plain, parts) if parts else plain.copy
+
+
+def _copied(plain: _Container, parts: list[tuple[Any, _Copy]]) -> _Container:
+    copy = plain.copy()
+    for at, part in parts:
+        copy[at] = part()
+    return copy
+
+
+def _message(kind: Any, fields: _Copy, rest: list[tuple[str, _Copy]]) -> Any:
+    """Return a message with these fields, none of which is looked at again."""
     copy = object.__new__(kind)
-    _set(copy, "__dict__", _copied(value.__dict__, depth + 1))
-    for name in ("__pydantic_extra__", "__pydantic_private__"):
-        part = getattr(value, name)
-        _set(copy, name, None if part is None else _copied(part, depth + 1))
-    _set(copy, "__pydantic_fields_set__", value.__pydantic_fields_set__.copy())
+    _set(copy, "__dict__", fields())
+    for name, part in rest:
+        _set(copy, name, part())
     return copy

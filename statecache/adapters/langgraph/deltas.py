@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from statecache.adapters.langgraph.documents import Document, holds_checkpoint, in_order, own
-from statecache.adapters.langgraph.reading import document_of, latest, packed_values, writes_of
+from statecache.adapters.langgraph.pieces import packed_values
+from statecache.adapters.langgraph.reading import document_of, latest, writes_of
 from statecache.adapters.langgraph.values import Packed, Serde, packed_of
 from statecache.adapters.plans import Plan, call
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache.adapters.langgraph.documents import Document, holds_checkpoint, is_told, own
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
+from statecache.adapters.langgraph.pieces import pieces_of
 from statecache.adapters.langgraph.reading import document_of, loaded
 from statecache.adapters.langgraph.values import Serde, contains, is_plain
 from statecache.adapters.plans import Found, Listing, Plan, call
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from statecache.adapters.langgraph.recent import Recent
 
 _PAGE = 50
+_AT_ONCE = 10
+"""Of how many checkpoints large values are read at once: each may be of megabytes."""
 _WHERE_MAX = 16
 """How many places `where=` compares."""
 _SCALARS = (str, bool, int, float, type(None))
@@ -61,11 +64,13 @@ def listed(query: Query, serde: Serde, recent: Recent) -> Listing:
         documents = yield from pages.take()
         if documents is None:
             return
-        for document in documents:
-            if given == query.limit:
-                return
-            yield Found((yield from loaded(document, serde, recent)))
-            given += 1
+        wanted = documents if query.limit is None else documents[: query.limit - given]
+        for at in range(0, len(wanted), _AT_ONCE):
+            some = wanted[at : at + _AT_ONCE]
+            pieces = yield from pieces_of(some, recent)
+            for document in some:
+                yield Found((yield from loaded(document, serde, recent, pieces)))
+                given += 1
 
 
 class _Pages:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from statecache import AlreadyExists, Create, Set, State, VersionConflict
+from statecache import AlreadyExists, Create, Delete, Set, State, VersionConflict
 from statecache.adapters.langgraph.documents import (
     Document,
     channel_document,
@@ -22,7 +22,7 @@ from statecache.adapters.langgraph.documents import (
     next_head,
     own,
 )
-from statecache.adapters.langgraph.recent import Latest, Recent
+from statecache.adapters.langgraph.recent import Latest, PieceName, Recent
 from statecache.adapters.langgraph.values import Form, Packed, Serde
 from statecache.adapters.plans import Plan, call
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 OWN_STATES_MAX = 200
 """How many channels of a checkpoint get states of their own, the largest ones: a commit is of at most 256."""
+_VALUES_BYTES_MAX = 12 * 1024 * 1024
+"""Of how many bytes the large values are that go with one commit, where they go with several."""
 ATTEMPTS_MAX = 30
 """How often a commit is tried that others are in the way of: tasks of the same superstep, or another run."""
 
@@ -93,7 +95,7 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
             Set(place.head, _head(draft, head), expected=head),
         ]
         try:
-            made: list[State[Any]] = yield from call("commit", sets)
+            made = yield from _committed(place, sets, packed, begins=head is None)
         except (VersionConflict, AlreadyExists):
             recent.forget(place)
             if attempt == ATTEMPTS_MAX - 1:
@@ -103,6 +105,32 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
                 _remember(draft, packed, made, recent)
                 return
             # else a channel was created and deleted in between: now it is there, and its version is known
+
+
+def _committed(
+    place: Place, sets: Sequence[Any], packed: Mapping[str, Packed], *, begins: bool
+) -> Plan[list[State[Any]]]:
+    """Commit what is to be set: pieces of large values, the checkpoint, the head; return what was made of it.
+
+    Where there is no checkpoint yet, none misses what a channel's state held before. So what one commit has no room for
+    goes in several, of which the last has the checkpoint: that of a thread that was thinned out brings all its values.
+    """
+    *values, checkpoint, head = sets
+    pieces = [piece for one in packed.values() for piece in one.pieces_of_bytes()]
+    parts, size = [list[Any]()], 0
+    for one, piece in zip(values, pieces, strict=True):
+        weight = len(piece) * 4 // 3
+        if begins and size + weight > _VALUES_BYTES_MAX:
+            parts[-1].append(Delete(place.head, expected=None))  # still there is none
+            parts.append([])
+            size = 0
+        parts[-1].append(one)
+        size += weight
+    made: list[State[Any]] = []
+    for part in parts[:-1]:
+        made += (yield from call("commit", part))[:-1]
+    made += yield from call("commit", [*parts[-1], checkpoint, head])
+    return made
 
 
 def _remembered(draft: Draft, recent: Recent) -> dict[str, State[Any] | None]:
@@ -125,7 +153,7 @@ def _remember(draft: Draft, packed: Mapping[str, Packed], made: Sequence[State[A
     data = [piece for one in packed.values() for piece in one.pieces_of_bytes()]
     names = _names(draft.place, packed)
     recent.add({
-        (name, state.version, draft.checkpoint_id): piece
+        PieceName(name, state.version, draft.checkpoint_id): piece
         for name, state, piece in zip(names, channels, data, strict=True)
     })  # fmt: skip
     if head.value["checkpoint_id"] != draft.checkpoint_id:

@@ -16,7 +16,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from statecache import State
     from statecache.adapters.langgraph.names import Place
@@ -29,8 +29,13 @@ PIECES_BYTES_MAX = 32 * 1024 * 1024
 """How many bytes of large values are remembered."""
 _PIECE_BYTES_MAX = PIECES_BYTES_MAX // 8
 
-PieceName = tuple[str, int, str]
-"""A channel's state, its version, and the id of the checkpoint that it was put with."""
+
+class PieceName(NamedTuple):
+    """A channel's state, its version, and the id of the checkpoint that it was put with."""
+
+    name: str
+    version: int
+    of: str
 
 
 class Latest(NamedTuple):
@@ -82,14 +87,14 @@ class Recent:
         with self._mutex:
             self._latest.pop(_name(place), None)
 
-    def pieces(self, names: Mapping[str, tuple[int, str]]) -> dict[str, bytes]:
-        """Return those of the pieces that are remembered, by the names of their states."""
-        found: dict[str, bytes] = {}
+    def pieces(self, names: Iterable[PieceName]) -> dict[PieceName, bytes]:
+        """Return those of the pieces that are remembered."""
+        found: dict[PieceName, bytes] = {}
         with self._mutex:
-            for name, (version, of) in names.items():
-                piece = self._pieces.get((name, version, of))
+            for name in names:
+                piece = self._pieces.get(name)
                 if piece is not None:
-                    self._pieces.move_to_end((name, version, of))
+                    self._pieces.move_to_end(name)
                     found[name] = piece
         return found
 

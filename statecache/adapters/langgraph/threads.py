@@ -15,8 +15,9 @@ from statecache import Delete, NotFound, Set, State, VersionConflict
 from statecache.adapters.langgraph.documents import Document, holds_checkpoint, next_head, own, place_of
 from statecache.adapters.langgraph.listing import checkpoints_among, name_of, segment_of
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
+from statecache.adapters.langgraph.pieces import packed_values
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, Draft, commit
-from statecache.adapters.langgraph.reading import document_of, latest, packed_values, writes_of
+from statecache.adapters.langgraph.reading import document_of, latest, writes_of
 from statecache.adapters.langgraph.recent import Recent
 from statecache.adapters.langgraph.values import Packed
 from statecache.adapters.langgraph.writing import put_writes

@@ -101,7 +101,7 @@ class Serde:
             return msgspec.json.decode(packed.data)
         if self._decoded is None or not self._plain or packed.type != "msgpack":
             return self.serializer.loads_typed((packed.type, packed.data))
-        return self._decoded.load(self.serializer, packed.data, lambda: self.serializer.loads_typed(packed))
+        return self._decoded.load(self.serializer, packed.data)
 
 
 def refuse_oversized(size: int) -> None:

@@ -45,6 +45,7 @@ class GroupDecision(NamedTuple):
     why: Provenance
 
 
+_IN_PARTS = "A group is written in one commit. What that has no room for goes key by key, seen in part meanwhile."
 GroupDecide = Callable[[Sequence["Version"], Sequence[Position]], Awaitable[GroupDecision]]
 """What decides on a group as it is now, on the newest changes of its keys, where at some positions nothing differs."""
 
@@ -207,7 +208,7 @@ def refuse_too_large(versions: Sequence[Version]) -> None:
     if size > COMMIT_BYTES_MAX:
         raise LimitExceeded(
             "the group's size in bytes", actual=size, limit=COMMIT_BYTES_MAX, key=versions[0].key,
-            hint="A group goes back in one commit; go back with its keys one by one.",
+            hint=_IN_PARTS,
         )  # fmt: skip
 
 
@@ -216,7 +217,7 @@ def refuse_too_many(group: str, writes: Sequence[Write]) -> None:
     if len(writes) > STATES_PER_COMMIT_MAX:
         raise LimitExceeded(
             "the number of the group's keys", actual=len(writes), limit=STATES_PER_COMMIT_MAX, key=group,
-            hint="A group goes in one commit; go on with its keys one by one.",
+            hint=_IN_PARTS,
         )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ has put, renewed or deleted the item since, and nothing is left to be done.
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from statecache import Delete, NotFound, Set, State, StateCacheError, VersionConflict
 from statecache.adapters.langgraph.store.documents import (
@@ -28,13 +28,14 @@ from statecache.adapters.langgraph.store.vectors import kept
 from statecache.adapters.plans import Plan, call, together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from langgraph.store.base import GetOp, Item, PutOp
 
     from statecache import ReadMode
     from statecache.adapters.langgraph.store.vectors import Index
 
+One = TypeVar("One")
 _STATES_PER_COMMIT = 250
 _COMMIT_BYTES_MAX = 12 * 1024 * 1024
 _NAMES_PER_READ = 250
@@ -65,14 +66,25 @@ def last_of_each(puts: Iterable[Put]) -> list[Put]:
     return [*{one.name: one for one in puts}.values()]
 
 
-def get_items(asked: Sequence[GetOp], read: ReadMode) -> Plan[list[Item | None]]:
-    """Return the items that are asked for, and renew those that last as long as they are read."""
-    names = [item_name(one.namespace, one.key) for one in asked]
-    found = yield from _found([*dict.fromkeys(names)], read)
-    renewing = {name for name, one in zip(names, asked, strict=True) if one.refresh_ttl}
-    yield from renew(state for name, state in found.items() if state is not None and name in renewing)
-    first = {name: at for at, name in reversed([*enumerate(names)])}
-    return [_own(found[name], again=first[name] != at) for at, name in enumerate(names)]
+class Get:
+    """An item to be got; `renews` says whether it then lasts anew, where it lasts as long as it is read."""
+
+    __slots__ = ("name", "renews")
+
+    def __init__(self, asked: GetOp) -> None:
+        self.name, self.renews = item_name(asked.namespace, asked.key), asked.refresh_ttl
+
+
+def get_items(asked: Sequence[Get], read: ReadMode) -> Plan[list[Item | StateCacheError | None]]:
+    """Return for each that is asked for the item, or None, or what hindered it from lasting anew."""
+    found = yield from _found([*dict.fromkeys(one.name for one in asked)], read)
+    renewing = {one.name for one in asked if one.renews}
+    hindered = yield from renew(state for name, state in found.items() if state is not None and name in renewing)
+    first = {one.name: at for at, one in reversed([*enumerate(asked)])}
+    return [
+        (hindered.get(one.name) if one.renews else None) or _own(found[one.name], again=first[one.name] != at)
+        for at, one in enumerate(asked)
+    ]
 
 
 def _found(names: Sequence[str], read: ReadMode) -> Plan[dict[str, State[Document] | None]]:
@@ -97,7 +109,7 @@ def put_items(puts: Sequence[Put]) -> Plan[list[StateCacheError | None]]:
     groups: dict[str, list[Put]] = {}
     for one in puts:
         groups.setdefault(group_of(one.name), []).append(one)
-    commits = [some for members in groups.values() for some in _in_commits(members)]
+    commits = [some for members in groups.values() for some in _in_commits(members, lambda one: one.size)]
     known = yield from _found([one.name for one in puts], "local")
     hindered: dict[str, StateCacheError] = {}
     for some, answer in zip(commits, (yield from together([_commit(some, known) for some in commits])), strict=True):
@@ -106,16 +118,17 @@ def put_items(puts: Sequence[Put]) -> Plan[list[StateCacheError | None]]:
     return [hindered.get(one.name) for one in puts]
 
 
-def _in_commits(puts: Iterable[Put]) -> list[list[Put]]:
-    """Return the puts of one namespace in as many parts as it takes for each to be one commit."""
-    parts: list[list[Put]] = [[]]
+def _in_commits(ones: Iterable[One], size_of: Callable[[One], int]) -> list[list[One]]:
+    """Return what is written in one namespace in as many parts as it takes for each to be one commit."""
+    parts: list[list[One]] = []
     size = 0
-    for one in puts:
-        if parts[-1] and (len(parts[-1]) == _STATES_PER_COMMIT or size + one.size > _COMMIT_BYTES_MAX):
+    for one in ones:
+        weight = size_of(one)
+        if not parts or len(parts[-1]) == _STATES_PER_COMMIT or size + weight > _COMMIT_BYTES_MAX:
             parts.append([])
             size = 0
         parts[-1].append(one)
-        size += one.size
+        size += weight
     return parts
 
 
@@ -140,28 +153,26 @@ def _write(one: Put, found: Mapping[str, State[Document] | None], *, blind: bool
     return Set(one.name, written_over(one.document, known), expected=expected, ttl=lasts_s(one.document))
 
 
-def renew(states: Iterable[State[Document]]) -> Plan[None]:
-    """Let items last anew that last as long as they are read."""
+def renew(states: Iterable[State[Document]]) -> Plan[dict[str, StateCacheError]]:
+    """Let items last anew that last as long as they are read; return what hindered some of them, by their names."""
     groups: dict[str, list[State[Document]]] = {}
     for state in states:
         if "ttl" in state.value:
             groups.setdefault(group_of(state), []).append(state)
-    plans = [
-        _renew(members[at : at + _STATES_PER_COMMIT])
-        for members in groups.values()
-        for at in range(0, len(members), _STATES_PER_COMMIT)
-    ]
-    for answer in (yield from together(plans)):
-        if answer is not None:
-            raise answer
+    commits = [some for members in groups.values() for some in _in_commits(members, lambda state: size_of(state.value))]
+    answers = yield from together([_renew(some) for some in commits])
+    return {
+        _name(state.key): answer
+        for some, answer in zip(commits, answers, strict=True) if answer is not None
+        for state in some
+    }  # fmt: skip
 
 
 def _renew(states: Sequence[State[Document]]) -> Plan[None]:
     left = {state.key: state for state in states}
     while left:
         sets = [
-            Set(key.partition("/")[2], renewed(state), expected=state, ttl=lasts_s(state.value))
-            for key, state in left.items()
+            Set(_name(key), renewed(state), expected=state, ttl=lasts_s(state.value)) for key, state in left.items()
         ]
         try:
             yield from call("commit", sets, durability="memory")
@@ -169,3 +180,7 @@ def _renew(states: Sequence[State[Document]]) -> Plan[None]:
             left.pop(changed.key)
         else:
             return
+
+
+def _name(key: str) -> str:
+    return key.partition("/")[2]

@@ -65,7 +65,8 @@ def search_items(search: Search, vector: Sequence[float] | None) -> Plan[list[Se
         return []
     page = yield from _newest(search) if vector is None else _nearest(search, vector)
     if search.refresh_ttl:
-        yield from renew(state for state, _ in page)
+        for error in (yield from renew(state for state, _ in page)).values():
+            raise error
     return [search_item(state, score) for state, score in page]
 
 

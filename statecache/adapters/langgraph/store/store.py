@@ -20,10 +20,10 @@ from langgraph.store.base import (
     validate_op_namespace,
 )
 
-from statecache import AsyncStateCache, Settings, StateCache
+from statecache import AsyncStateCache, Settings, StateCache, StateCacheError
 from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.langgraph.batching import Queue
-from statecache.adapters.langgraph.store.items import Put, get_items, last_of_each, put_items
+from statecache.adapters.langgraph.store.items import Get, Put, get_items, last_of_each, put_items
 from statecache.adapters.langgraph.store.names import group, group_of
 from statecache.adapters.langgraph.store.namespaces import list_namespaces
 from statecache.adapters.langgraph.store.searching import Search, search_items
@@ -43,6 +43,8 @@ _GETTING_MAX = 2
 _PUTS_PER_BATCH = 5000
 """As many that those of a few hundred namespaces, mixed, are still few commits."""
 _LOOKING_MAX = 8
+_EMBEDDED_ALONE = 8
+"""Of how many puts the texts are embedded at once, each put's by themselves, where those of all were refused."""
 _PUTTING_QUEUES = 4
 """Puts of one namespace wait in one queue, so they are carried out in the order in which they were asked for."""
 
@@ -127,6 +129,7 @@ class StateCacheStore(OnClients, BaseStore):
         results: dict[int, Any] = {}
         if asked.gets:
             found = self._clients.run(get_items([*asked.gets.values()], self._read))
+            _raise_first(found)
             results |= zip(asked.gets, found, strict=True)
         for at, one in asked.looks.items():
             query = one.asked.query if isinstance(one, _Sought) else None
@@ -136,9 +139,7 @@ class StateCacheStore(OnClients, BaseStore):
             puts = last_of_each(asked.puts.values())
             if self._index is not None and (texts := _texts(puts)):
                 _take(puts, texts, self._index.embed(texts))
-            for error in self._clients.run(put_items(puts)):
-                if error is not None:
-                    raise error
+            _raise_first(self._clients.run(put_items(puts)))
         return [results.get(at) for at in range(asked.count)]
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
@@ -175,14 +176,14 @@ class _Asked:
     """Operations by their places, checked: what gets items, what looks for items or namespaces, and what puts."""
 
     def __init__(self, ops: Iterable[Op], index: Index | None) -> None:
-        self.gets: dict[int, GetOp] = {}
+        self.gets: dict[int, Get] = {}
         self.looks: dict[int, _Sought | ListNamespacesOp] = {}
         self.puts: dict[int, Put] = {}
         self.count = 0
         for at, op in enumerate(ops):
             validate_op_namespace(op)
             if isinstance(op, GetOp):
-                self.gets[at] = op
+                self.gets[at] = Get(op)
             elif isinstance(op, PutOp):
                 self.puts[at] = Put(op, index)
             elif isinstance(op, SearchOp):
@@ -199,7 +200,7 @@ class _Queues:
 
     def __init__(self, clients: Clients, read: ReadMode, index: Index | None) -> None:
         self._clients, self._read, self._index = clients, read, index
-        self.gets: Queue[GetOp, Item | None] = Queue(self._get, batch_max=_GETS_PER_BATCH, in_flight_max=_GETTING_MAX)
+        self.gets: Queue[Get, Item | None] = Queue(self._get, batch_max=_GETS_PER_BATCH, in_flight_max=_GETTING_MAX)
         self.looks: Queue[_Sought | ListNamespacesOp, Any] = Queue(self._look, batch_max=1, in_flight_max=_LOOKING_MAX)
         self._puts: list[Queue[Put, None]] = [
             Queue(self._put, batch_max=_PUTS_PER_BATCH, in_flight_max=1) for _ in range(_PUTTING_QUEUES)
@@ -217,11 +218,9 @@ class _Queues:
         answers = await asyncio.gather(
             *(self._puts[at].ask(part) for at, part in parts.items()), return_exceptions=True
         )
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
+        _raise_first(answers)
 
-    async def _get(self, asked: list[GetOp]) -> list[Item | None]:
+    async def _get(self, asked: list[Get]) -> list[Item | StateCacheError | None]:
         return await self._clients.arun(get_items(asked, self._read))
 
     async def _look(self, asked: list[_Sought | ListNamespacesOp]) -> list[Any]:
@@ -234,11 +233,44 @@ class _Queues:
 
     async def _put(self, asked: list[Put]) -> list[Any]:
         puts = last_of_each(asked)
-        if self._index is not None and (texts := _texts(puts)):
-            _take(puts, texts, await self._index.aembed(texts))
-        hindered = await self._clients.arun(put_items(puts))
-        by_name = {one.name: error for one, error in zip(puts, hindered, strict=True)}
-        return [by_name[one.name] for one in asked]
+        hindered = await self._embed([one for one in puts if one.texts])
+        able = [one for one in puts if one.name not in hindered]
+        answers = await self._clients.arun(put_items(able)) if able else []
+        hindered |= {one.name: error for one, error in zip(able, answers, strict=True) if error is not None}
+        return [hindered.get(one.name) for one in asked]
+
+    async def _embed(self, puts: Sequence[Put]) -> dict[str, Exception]:
+        """Make the vectors of puts, and return what hindered some of them, by their names.
+
+        Where the texts of all are refused, those of each are tried by themselves; where the first few all fail, it is
+        not the texts, and the others fail with them.
+        """
+        if self._index is None or not puts:
+            return {}
+        try:
+            _take(puts, (texts := _texts(puts)), await self._index.aembed(texts))
+        except Exception as error:  # whatever it is, it is raised to those who wait
+            if len(puts) == 1:
+                return {puts[0].name: error}
+            first, rest = puts[:_EMBEDDED_ALONE], puts[_EMBEDDED_ALONE:]
+            hindered = await self._embed_each(first)
+            more = dict.fromkeys((one.name for one in rest), error)
+            return hindered | (more if len(hindered) == len(first) else await self._embed_each(rest))
+        return {}
+
+    async def _embed_each(self, puts: Sequence[Put]) -> dict[str, Exception]:
+        hindered: dict[str, Exception] = {}
+        for at in range(0, len(puts), _EMBEDDED_ALONE):
+            some = [self._embed([one]) for one in puts[at : at + _EMBEDDED_ALONE]]
+            for found in await asyncio.gather(*some):
+                hindered |= found
+        return hindered
+
+
+def _raise_first(answers: Iterable[Any]) -> None:
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
 
 
 def _looked(one: _Sought | ListNamespacesOp, vector: Sequence[float] | None) -> Plan[Any]:

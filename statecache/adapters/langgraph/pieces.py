@@ -1,0 +1,150 @@
+"""The large values of checkpoints, in pieces: from this process, from the channels' states, and from their history.
+
+A piece is known by the version of its channel's state: what this process has put or read of that version is not asked
+for again, the newest one is in Redis, and an older one comes from the history. Of several checkpoints that are read
+together, what they need of one channel's history is read at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from statecache import CodecError, HistoryDamaged, HistoryIncomplete, VersionNotFound
+from statecache.adapters.langgraph.documents import Document, place_of
+from statecache.adapters.langgraph.names import Place
+from statecache.adapters.langgraph.recent import PieceName
+from statecache.adapters.langgraph.values import Form, Packed, joined, packed_of, piece_of
+from statecache.adapters.plans import Plan, call
+
+if TYPE_CHECKING:
+    from statecache import Change, State
+    from statecache.adapters.langgraph.recent import Recent
+
+Pieces = dict[PieceName, bytes]
+_APART_MAX = 4
+"""How many versions of a channel may lie between two that are read at once."""
+
+
+class _Large(NamedTuple):
+    """A large value: its channel, its form, and the pieces that it is of, each with the name of its copy, or empty."""
+
+    channel: str
+    form: Form
+    pieces: dict[PieceName, str]
+
+
+def packed_values(
+    document: Document, channels: Collection[str], recent: Recent, known: Mapping[PieceName, bytes] | None = None
+) -> Plan[dict[str, Packed]]:
+    """Return the values of those of the channels that have any, as bytes; `known` are pieces that were read before."""
+    forms: dict[str, Form] = {one: form for one, form in document["channel_values"].items() if one in channels}
+    large = [*_large(document, forms)]
+    wanted = {piece: copy for one in large for piece, copy in one.pieces.items()}
+    pieces = {one: known[one] for one in wanted if one in known} if known else {}
+    pieces |= recent.pieces(_without(wanted, pieces))
+    pieces |= yield from _newest(_without(wanted, pieces))
+    pieces |= yield from _each(_without(wanted, pieces), wanted)
+    recent.add(pieces)
+    values = {one.channel: joined(one.form, (pieces[piece] for piece in one.pieces)) for one in large}
+    return {channel: values[channel] if channel in values else packed_of(form) for channel, form in forms.items()}
+
+
+def pieces_of(documents: Iterable[Document], recent: Recent) -> Plan[Pieces]:
+    """Return what can be read at once of the large values of several checkpoints."""
+    large = [one for document in documents for one in _large(document, document["channel_values"])]
+    wanted = {piece: copy for one in large for piece, copy in one.pieces.items()}
+    pieces = recent.pieces(wanted)
+    pieces |= yield from _newest(_without(wanted, pieces))
+    for run in _runs(_without(wanted, pieces)):
+        pieces |= yield from _between(run)
+    return pieces
+
+
+def _large(document: Document, forms: Mapping[str, Form]) -> Iterator[_Large]:
+    """Yield those values of a checkpoint that have states of their own, which may be those of another thread."""
+    place = place_of(document)
+    for channel, form in forms.items():
+        if "versions" not in form:
+            continue
+        other = Place(form["thread_id"], place.checkpoint_ns) if "thread_id" in form else None
+        yield _Large(channel, form, {
+            PieceName((other or place).channel(channel, at), version, form["of"]):
+                place.channel(channel, at) if other else ""
+            for at, version in enumerate(form["versions"])
+        })  # fmt: skip
+
+
+def _without(wanted: Iterable[PieceName], pieces: Mapping[PieceName, bytes]) -> list[PieceName]:
+    return [one for one in wanted if one not in pieces]
+
+
+def _newest(wanted: Collection[PieceName]) -> Plan[Pieces]:
+    """Return those pieces that the states of channels hold now."""
+    pieces, older = Pieces(), set[PieceName]()
+    for read in ("local", "primary"):  # a state that is older than wanted, or went with its Redis, is not the newest
+        left = [one for one in wanted if one not in pieces and one not in older]
+        names = [*dict.fromkeys(one.name for one in left)]
+        found: dict[str, State[Any] | None] = (yield from call("get_many", names, read=read)) if names else {}
+        for one in left:
+            state = found[one.name]
+            if _is(state, one):
+                pieces[one] = piece_of(state.value)  # type: ignore[union-attr]
+            elif state is not None and state.version > one.version:
+                older.add(one)
+    return pieces
+
+
+def _runs(wanted: Collection[PieceName]) -> Iterator[list[PieceName]]:
+    """Yield pieces whose versions of a state lie near one another, the oldest first."""
+    run: list[PieceName] = []
+    for one in sorted(wanted):
+        if run and (one.name != run[-1].name or one.version > run[-1].version + _APART_MAX):
+            yield run
+            run = []
+        run.append(one)
+    if run:
+        yield run
+
+
+def _between(run: Sequence[PieceName]) -> Plan[Pieces]:
+    """Return what the history holds of a run of pieces; what it does not is looked for one by one, by who needs it."""
+    if len(run) == 1:
+        return {}
+    try:
+        changes: list[Change[Any]] = yield from call(
+            "history", run[0].name, since=run[0].version, until=run[-1].version, values=True
+        )
+    except (CodecError, HistoryDamaged, HistoryIncomplete):
+        return {}
+    found: dict[int, Document] = {one.version: one.value for one in changes if one.value is not None}
+    there = [one for one in run if one.version in found and found[one.version]["checkpoint_id"] == one.of]
+    return {one: piece_of(found[one.version]) for one in there}
+
+
+def _each(wanted: Collection[PieceName], copies: Mapping[PieceName, str]) -> Plan[Pieces]:
+    """Return pieces from the history, one by one.
+
+    What is gone with the thread from which a group was branched is in the state that it began with, if it was the
+    newest then: `copies` says which that is.
+    """
+    pieces = Pieces()
+    for one in wanted:
+        version = one.version
+        try:
+            state = yield from call("get_at", one.name, version=version)
+        except VersionNotFound:
+            if not copies[one]:
+                raise
+            state = yield from call("get_at", copies[one], version=1)
+            version = 1
+        if not _is(state, one._replace(version=version)):
+            why = f"it was not put with checkpoint {one.of!r}"
+            raise VersionNotFound(one.name, wanted=f"version {version}", reason=why)
+        pieces[one] = piece_of(state.value)
+    return pieces
+
+
+def _is(state: State[Any] | None, one: PieceName) -> bool:
+    """Return whether a channel's state is the one that a checkpoint names."""
+    return state is not None and state.version == one.version and state.value["checkpoint_id"] == one.of

@@ -1,0 +1,89 @@
+"""Calls of one moment share exchanges, and nothing else: what hinders one of them hinders no other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from langgraph.store.base import GetOp, Item
+
+from statecache import AsyncStateCache, UsageError
+from statecache.adapters.langgraph import StateCacheStore
+from tests.support.langgraph_items import Letters
+
+ADA = ("users", "ada")
+MIB = 1024 * 1024
+
+
+class Refusing(Letters):
+    """A maker of vectors that refuses texts which hold a word, and the whole call with them; or everything."""
+
+    def __init__(self, *, everything: bool = False) -> None:
+        super().__init__()
+        self.everything = everything
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Return the vectors, or raise."""
+        found = super().embed_documents(texts)
+        if self.everything or any("forbidden" in text for text in texts):
+            raise RuntimeError("the provider refuses this")
+        return found
+
+
+def indexed(cache: AsyncStateCache, letters: Letters) -> StateCacheStore:
+    """Return a store whose items have vectors of their texts."""
+    return StateCacheStore(cache, index={"dims": letters.dims, "embed": letters, "fields": ["text"]})
+
+
+async def test_a_key_that_is_none_is_refused_to_who_asks_for_it(cache: AsyncStateCache) -> None:
+    store = StateCacheStore(cache)
+    await store.aput(ADA, "k", {"n": 1})
+    calls: list[Any] = [store.aget(ADA, "k"), store.aget(ADA, "a\0b"), store.adelete(ADA, "a\0b")]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(answers[0], Item)
+    assert [type(one) for one in answers[1:]] == [UsageError] * 2
+
+
+async def test_large_items_that_last_as_long_as_they_are_read_are_read_at_once(cache: AsyncStateCache) -> None:
+    store, large = StateCacheStore(cache), ["x" * (6 * MIB)] * 3
+    for at, text in enumerate(large):
+        await store.aput(ADA, f"k{at}", {"text": text}, ttl=60.0)
+    before = [one.expires_at async for one in cache.list("langgraph-store/")]
+    found = await asyncio.gather(*(store.aget(ADA, f"k{at}") for at in range(3)))
+    assert [one and one.value["text"] for one in found] == large
+    assert [one.value["text"] for one in await store.asearch(ADA)] == large
+    batch: list[Any] = await store.abatch([GetOp(ADA, f"k{at}") for at in range(3)])
+    assert [one.value["text"] for one in batch] == large
+    after = [one.expires_at async for one in cache.list("langgraph-store/")]
+    assert all(one < other for one, other in zip(before, after, strict=True) if one and other)
+    assert None not in after
+
+
+async def test_a_text_that_is_refused_hinders_no_other_put(cache: AsyncStateCache) -> None:
+    letters = Refusing()
+    store = indexed(cache, letters)
+    await store.aput(ADA, "gone", {"n": 1})
+    letters.asked.clear()
+    texts = [f"text {number}" for number in range(20)]
+    texts[7] = "forbidden"
+    answers = await asyncio.gather(
+        *(store.aput(ADA, f"k{at}", {"text": text}) for at, text in enumerate(texts)),
+        store.adelete(ADA, "gone"),
+        return_exceptions=True,
+    )
+    assert [at for at, one in enumerate(answers) if one is not None] == [7]
+    assert isinstance(answers[7], RuntimeError)
+    assert sorted(map(len, letters.asked)) == [1] * 20 + [20]
+    found = await store.asearch(ADA, query="text", limit=30)
+    assert sorted(one.value["text"] for one in found) == sorted(text for text in texts if text != "forbidden")
+    assert all(one.score for one in found)
+
+
+async def test_where_no_text_is_taken_each_is_not_tried(cache: AsyncStateCache) -> None:
+    letters = Refusing(everything=True)
+    store = indexed(cache, letters)
+    calls = [store.aput(ADA, f"k{number}", {"text": f"text {number}"}) for number in range(50)]
+    answers = await asyncio.gather(*calls, store.aput(ADA, "n", {"n": 1}), return_exceptions=True)
+    assert [type(one) for one in answers] == [RuntimeError] * 50 + [type(None)]
+    assert len(letters.asked) == 9
+    assert [one.key for one in await store.asearch(ADA)] == ["n"]
