@@ -18,7 +18,7 @@ def packed(commands: Sequence[Command]) -> list[bytes]:
     """
     if len(commands) == 1:
         return [pack_command(_spelled(commands[0]))]
-    return [b"".join([pack_command(_spelled(command)) for command in commands])]
+    return [b"".join([pack_command(_spelled(command)) for command in commands])] if commands else []
 
 
 def _spelled(command: Command) -> tuple[Any, ...]:

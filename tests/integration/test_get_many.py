@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +21,9 @@ from statecache import (
     UsageError,
     VersionConflict,
 )
+from statecache.core.redis import connection
 from statecache.keys import KeySpace
+from statecache.resp import Command, packed
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush
 from tests.fixtures.servers import MakeClient, every_redis
@@ -113,6 +117,28 @@ async def test_what_was_read_locally_is_kept_here_and_stays_coherent(
     await other.set("runs/4", "theirs")
     await until(lambda: one.near.invalidations > invalidations)
     assert (await one.get_many(names))["runs/4"].value == "theirs"  # type: ignore[union-attr]
+
+
+async def test_who_joins_what_others_read_sends_nothing(
+    make_client: MakeClient, settings: Settings, keys: KeySpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event loop of Python 3.12 turns for ever with an empty piece to send."""
+    sent = list[list[bytes]]()
+
+    def noting(commands: Sequence[Command]) -> list[bytes]:
+        sent.append(packed(commands))
+        return sent[-1]
+
+    one, other = make_client(settings.model_copy(update={"read": "local"})), make_client(settings)
+    names = [f"runs/{number}" for number in range(3)]
+    await other.set_many({name: name for name in names})
+    await one.get("runs/none")
+    monkeypatch.setattr(connection, "packed", noting)
+    found = await asyncio.gather(*(one.get_many(names) for _ in range(5)))
+    assert [_values(some) for some in found] == [{name: name for name in names}] * 5
+    assert all(pieces and all(pieces) for pieces in sent)
+    assert b"".join(piece for pieces in sent for piece in pieces).count(keys.state(names[0]).encode()) < 5
+    assert packed([]) == []
 
 
 async def test_an_older_state_than_was_seen_is_read_again_by_itself(

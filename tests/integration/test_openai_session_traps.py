@@ -328,11 +328,13 @@ async def test_pages_fit_into_the_values_that_settings_allow(make_settings: Make
 
 async def test_the_sdk_may_encrypt_what_is_kept(session: StateCacheSession, cache: AsyncStateCache) -> None:
     sealed = EncryptedSession("42", session, encryption_key="k" * 44)  # type: ignore[arg-type]
-    same = EncryptedSession("42", SQLiteSession("42"), encryption_key="k" * 44)
+    theirs = SQLiteSession("42")
+    same = EncryptedSession("42", theirs, encryption_key="k" * 44)
     for one in (sealed, same):
         await one.add_items(items(5))
     assert await sealed.get_items() == await same.get_items() == items(5)
     assert await sealed.get_items(2) == items(5)[-2:]
+    theirs.close()
     assert await sealed.pop_item() == items(5)[-1]
     kept = (await cache.get(f"{session.group}/items/000001", default=dict)).value["items"]
     assert [item["__enc__"] for item in kept] == [1] * 4

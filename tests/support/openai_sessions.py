@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 from statecache import AsyncStateCache, Settings
@@ -76,6 +77,11 @@ class Alternating:
     def __getattr__(self, name: str) -> Any:
         self._sessions.append(self._sessions.pop(0))
         return getattr(self._sessions[0], name)
+
+
+for _name in ("session_id", "session_settings", "get_items", "add_items", "pop_item", "clear_session"):
+    # By these the SDK knows a session; what `__getattr__` finds does not count from Python 3.12 on.
+    setattr(Alternating, _name, property(partial(Alternating.__getattr__, name=_name)))
 
 
 @asynccontextmanager

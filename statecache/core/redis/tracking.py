@@ -133,6 +133,8 @@ class TrackedConnection:
 
     async def ask(self, *readings: Reading, seconds: float) -> None:
         """Send reads, whose signals are set when they are answered; raise RedisUnavailable where that fails."""
+        if not readings:
+            return
         sent = False
         try:
             await self._send(lambda link: self._reads(link, readings), seconds)
