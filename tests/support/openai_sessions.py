@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Any, cast
 
 from statecache import AsyncStateCache, Settings
@@ -79,9 +78,13 @@ class Alternating:
         return getattr(self._sessions[0], name)
 
 
+def _in_turn(name: str) -> property:
+    return property(lambda alternating: alternating.__getattr__(name))
+
+
 for _name in ("session_id", "session_settings", "get_items", "add_items", "pop_item", "clear_session"):
     # By these the SDK knows a session; what `__getattr__` finds does not count from Python 3.12 on.
-    setattr(Alternating, _name, property(partial(Alternating.__getattr__, name=_name)))
+    setattr(Alternating, _name, _in_turn(_name))
 
 
 @asynccontextmanager
