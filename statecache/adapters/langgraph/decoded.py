@@ -2,8 +2,9 @@
 
 A message of LangChain is a model of pydantic, which looks at each of its fields whenever one is made. Its copy is made
 of what that has found. They are kept one by one: of a conversation that has grown, the new messages alone are decoded.
-Only what is known to be copied whole is kept: plain data, and messages within them. What is kept is never given away,
-so nobody changes it. It is bounded, and what was used least recently goes first.
+How a message is copied is found out when it comes the second time: most of a thread that this process meets but once
+never do. Only what is known to be copied whole is kept: plain data, and messages within them. What is kept is never
+given away, so nobody changes it. It is bounded, and what was used least recently goes first.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Decoded:
 
     def __init__(self) -> None:
         self._mutex = Lock()
-        self._copies: OrderedDict[tuple[int, int, bytes], tuple[Any, _Copy]] = OrderedDict()
+        self._copies: OrderedDict[tuple[int, int, bytes], tuple[Any, _Copy | None]] = OrderedDict()
         self._bytes = 0
 
     def load(self, serializer: Any, data: bytes) -> Any:
@@ -51,25 +52,28 @@ class Decoded:
             kept = self._copies.get(name)
             if kept is not None:
                 self._copies.move_to_end(name)
-        if kept is not None:
+        if kept is not None and kept[1] is not None:
             return kept[1]()
         value = serializer.loads_typed(("msgpack", packb(Ext(code, data))))
         kind: Any = type(value)
         if _is_message(kind) and len(data) <= _VALUE_BYTES_MAX:
-            self._keep(name, serializer, value)
+            self._keep(name, serializer, None if kept is None else _copy_or_none(value))
         return value
 
-    def _keep(self, name: tuple[int, int, bytes], serializer: Any, value: Any) -> None:
-        try:
-            copy = _copy_of(value)
-        except _Unknown:
-            return
+    def _keep(self, name: tuple[int, int, bytes], serializer: Any, copy: _Copy | None) -> None:
         with self._mutex:
             if name not in self._copies:
-                self._copies[name] = serializer, copy  # as long as it is kept here, no other one has its id
                 self._bytes += len(name[2])
+            self._copies[name] = serializer, copy  # as long as it is kept here, no other one has its id
             while self._bytes > VALUES_BYTES_MAX:
                 self._bytes -= len(self._copies.popitem(last=False)[0][2])
+
+
+def _copy_or_none(value: Any) -> _Copy | None:
+    try:
+        return _copy_of(value)
+    except _Unknown:
+        return None
 
 
 @lru_cache(maxsize=64)
@@ -101,7 +105,13 @@ def _copy_of(value: Any, depth: int = 0) -> _Copy:
 
 def _parts(items: Any, depth: int) -> list[tuple[Any, _Copy]]:
     """Return the places of a container whose values could be changed, each with what copies its value."""
-    return [(at, _copy_of(part, depth + 1)) for at, part in items if type(part) not in _ATOMS]
+    parts = list[tuple[Any, _Copy]]()
+    for at, part in items:
+        kind = type(part)
+        if kind not in _ATOMS:
+            is_empty = not part and (kind is list or kind is dict)
+            parts.append((at, kind if is_empty else _copy_of(part, depth + 1)))
+    return parts
 
 
 def _filled(plain: _Container, parts: list[tuple[Any, _Copy]]) -> _Copy:
