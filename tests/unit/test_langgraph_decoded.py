@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import re
+import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -101,8 +103,8 @@ def test_each_serializer_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_used_least_recently_goes_and_large_messages_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
     serializer, kept, decoded = JsonPlusSerializer(), Decoded(), list[str]()
     data = {text: serializer.dumps_typed(HumanMessage(text))[1] for text in ("a", "b", "c", "d", "e" * 300)}
-    monkeypatch.setattr(module, "VALUES_BYTES_MAX", 3 * len(data["a"]))
-    monkeypatch.setattr(module, "_VALUE_BYTES_MAX", 2 * len(data["a"]))
+    monkeypatch.setattr(module, "MESSAGES_BYTES_MAX", 3 * (len(data["a"]) + module._OBJECTS_BYTES))
+    monkeypatch.setattr(module, "_MESSAGE_BYTES_MAX", 2 * len(data["a"]))
     decode = serializer.loads_typed
 
     def load(typed: tuple[str, bytes]) -> Any:
@@ -114,4 +116,20 @@ def test_what_was_used_least_recently_goes_and_large_messages_never_come(monkeyp
     for text in ("a", "b", "c", "a", "d", "a", "b", "e" * 300, "e" * 300):
         assert loaded(Serde(serializer, kept), data[text]) == HumanMessage(text)
     assert decoded == [*"abcadbee"]
-    assert kept._bytes == sum(len(name[2]) for name in kept._copies)
+    assert kept._bytes == sum(len(name[2]) + module._OBJECTS_BYTES for name in kept._copies)
+
+
+def test_what_is_kept_takes_no_more_than_is_said() -> None:
+    serializer, kept = JsonPlusSerializer(), Decoded()
+    messages: list[Any] = [AIMessage(f"text {number}", id=str(number), tool_calls=[CALL]) for number in range(1000)]
+    _, data = serializer.dumps_typed(messages)
+    tracemalloc.start()
+    try:
+        for _ in range(2):
+            loaded(Serde(serializer, kept), data)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert all(copied for _, copied in kept._copies.values())
+    assert 0.5 * kept._bytes < taken < 1.2 * kept._bytes

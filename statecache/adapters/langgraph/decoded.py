@@ -17,9 +17,11 @@ from typing import Any, TypeVar
 
 from ormsgpack import OPT_NON_STR_KEYS, Ext, packb, unpackb
 
-VALUES_BYTES_MAX = 8 * 1024 * 1024
-"""Of how many serialized bytes messages are kept."""
-_VALUE_BYTES_MAX = VALUES_BYTES_MAX // 32
+MESSAGES_BYTES_MAX = 32 * 1024 * 1024
+"""How many bytes the messages take that are kept, about."""
+_MESSAGE_BYTES_MAX = MESSAGES_BYTES_MAX // 128
+_OBJECTS_BYTES = 5 * 1024
+"""What a message takes beside its serialized bytes: some forty objects."""
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 _MESSAGES = "langchain_core.messages."
 _DEPTH_MAX = 50
@@ -56,17 +58,17 @@ class Decoded:
             return kept[1]()
         value = serializer.loads_typed(("msgpack", packb(Ext(code, data))))
         kind: Any = type(value)
-        if _is_message(kind) and len(data) <= _VALUE_BYTES_MAX:
+        if _is_message(kind) and len(data) <= _MESSAGE_BYTES_MAX:
             self._keep(name, serializer, None if kept is None else _copy_or_none(value))
         return value
 
     def _keep(self, name: tuple[int, int, bytes], serializer: Any, copy: _Copy | None) -> None:
         with self._mutex:
             if name not in self._copies:
-                self._bytes += len(name[2])
+                self._bytes += len(name[2]) + _OBJECTS_BYTES
             self._copies[name] = serializer, copy  # as long as it is kept here, no other one has its id
-            while self._bytes > VALUES_BYTES_MAX:
-                self._bytes -= len(self._copies.popitem(last=False)[0][2])
+            while self._bytes > MESSAGES_BYTES_MAX:
+                self._bytes -= len(self._copies.popitem(last=False)[0][2]) + _OBJECTS_BYTES
 
 
 def _copy_or_none(value: Any) -> _Copy | None:
