@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 OWN_STATES_MAX = 200
 """How many channels of a checkpoint get states of their own, the largest ones: a commit is of at most 256."""
-_VALUES_BYTES_MAX = 12 * 1024 * 1024
-"""Of how many bytes the large values are that go with one commit, where they go with several."""
+_COMMIT_BYTES_MAX = 15 * 1024 * 1024
+"""Of how many bytes large values are that have room in one commit, which is of 16 MiB, with what goes with them."""
 ATTEMPTS_MAX = 30
 """How often a commit is tried that others are in the way of: tasks of the same superstep, or another run."""
 
@@ -116,16 +116,17 @@ def _committed(
     goes in several, of which the last has the checkpoint: that of a thread that was thinned out brings all its values.
     """
     *values, checkpoint, head = sets
-    pieces = [piece for one in packed.values() for piece in one.pieces_of_bytes()]
+    sizes = [
+        len(piece) * 4 // 3 if one.type else len(piece) for one in packed.values() for piece in one.pieces_of_bytes()
+    ]
     parts, size = [list[Any]()], 0
-    for one, piece in zip(values, pieces, strict=True):
-        weight = len(piece) * 4 // 3
-        if begins and size + weight > _VALUES_BYTES_MAX:
+    for one, more in zip(values, sizes, strict=True):
+        if begins and size + more > _COMMIT_BYTES_MAX:
             parts[-1].append(Delete(place.head, expected=None))  # still there is none
             parts.append([])
             size = 0
         parts[-1].append(one)
-        size += weight
+        size += more
     made: list[State[Any]] = []
     for part in parts[:-1]:
         made += (yield from call("commit", part))[:-1]
