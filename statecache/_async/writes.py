@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from statecache.backoff import pause_s
+from statecache.backoff import LATE_S, pause_s
 from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Absent
 from statecache.core.arguments import refuse_no_function, refuse_no_list
 from statecache.core.modifiers import checked_items, increment_write, items_write
 from statecache.core.view import VerbGroup, checked_change_id, checked_reason, checked_text, expected_of
-from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
+from statecache.errors import AlreadyExists, NotFound, RedisUnavailable, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.model import (
     ABSENT,
@@ -32,10 +33,24 @@ if TYPE_CHECKING:
     from statecache.model import Record
 
 _PAUSE_S_MAX = 0.25
+_SLOW = "the function given to update took until the time was up, so nothing was sent"
+_SLOW_HINT = "Whether Redis is up is not known. Give the call more time, or read, work, and `set` with `expected=`."
 _NO_MUTATION = "a commit is made of Set, Create, Delete, Increment, Append, Add and Remove, not of {}"
 _VERBS: dict[type, str] = {Append: "append", Add: "add", Remove: "remove"}
 D = TypeVar("D")
 V = TypeVar("V")
+
+
+@contextmanager
+def _beaten(lost: VersionConflict | None, end: float) -> Iterator[None]:
+    """Raise the last conflict in place of RedisUnavailable where what took the time was others, and not Redis."""
+    begun = monotonic()
+    try:
+        yield
+    except RedisUnavailable as error:
+        if lost is not None and error.reason == "timeout" and begun + LATE_S > end:
+            raise lost from error
+        raise
 
 
 class AsyncWrites(VerbGroup[D], Generic[D]):
@@ -152,7 +167,8 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
         they have met. `default` is a value, or a class or function that makes one, for a key that does not exist;
         without it NotFound is raised. What is written ends when the state was to end, unless `ttl` or the namespace
         says how long it lasts from now on. Raises SchemaNewer where the state holds more than `type` knows, as one that
-        a newer release wrote.
+        a newer release wrote. `timeout` is for all of it, the function included: once it has passed, a conflict raises
+        VersionConflict instead of another attempt.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
         refuse_no_function(function, "update")
@@ -160,14 +176,15 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
         local, shared, reason = self._runtime.local_queues, self._runtime.shared_queues, checked_reason(reason)
         async with local.of(key, end=end) as here, shared.of(key, end=end) as turn:
             record, conflicts, took_s = here.record or self._view.kept(key), 0, 0.0
+            lost: VersionConflict | None = None
             while True:
                 if await turn.comes():
                     record = turn.record
                 elif conflicts and not turn.held:  # others want it too: spread over as many attempts as it takes
                     await self._runtime.io.sleep(pause_s(conflicts + 1, took_s, _PAUSE_S_MAX))
                 begun, fresh = monotonic(), record is None or record is turn.record
-                if record is None:
-                    record = await self._runtime.reader.record(key, end=end)
+                with _beaten(lost, end):
+                    record = record or await self._runtime.reader.record(key, end=end)
                 record = self._runtime.redis.clock.lived(record)
                 try:
                     value = await self._called(function, record, default, type)
@@ -176,15 +193,19 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
                         raise
                     record = None  # it was decided on a state that is no longer there
                     continue
+                if monotonic() > end:
+                    raise lost or RedisUnavailable("timeout", detail=_SLOW, hint=_SLOW_HINT)
                 write = self._view.write_of(key, value, expected=record.tip, ttl=ttl, over=record)
                 try:
-                    state = await self._view.commit_one(
-                        write, durability=durability, actor=actor, reason=reason, end=end, change_id=None,
-                        turn=turn,
-                    )  # fmt: skip
-                except VersionConflict:
+                    with _beaten(lost, end):
+                        state = await self._view.commit_one(
+                            write, durability=durability, actor=actor, reason=reason, end=end, change_id=None,
+                            turn=turn,
+                        )  # fmt: skip
+                except VersionConflict as error:
                     if monotonic() >= end:
                         raise
+                    lost = error
                 else:
                     here.committed(record_of_write(write, state))
                     return state

@@ -44,7 +44,8 @@ class Transaction(Generic[D]):
     """One transaction over the keys that it was opened with, all of one group.
 
     Reads see the states as of its start and writes are kept until its end, when all of them are committed or none:
-    VersionConflict means that any of the keys was changed by someone else. `states` holds what was committed.
+    VersionConflict means that any of the keys was changed by someone else. `states` holds what was committed. It is of
+    one block: entered again, or read or written outside of it, it raises UsageError.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Transaction(Generic[D]):
         self._actor = actor
         self._reason = reason
         self._timeout = timeout
+        self._stage = "has not begun"
         self._end_at = 0.0
         self._left_s = 0.0
         self._call = self._runtime.in_flight.call()
@@ -81,13 +83,16 @@ class Transaction(Generic[D]):
         return self._states
 
     def __enter__(self) -> Self:
-        begun = False
+        if self._stage != "has not begun":
+            raise UsageError(f"the transaction {self._stage}", hint="Make a new one for what is read anew.")
+        begun, self._stage = False, "is beginning"
         self._call.__enter__()
         try:
             run(self._begin())
-            begun = True
+            begun, self._stage = True, ""
         finally:
             if not begun:
+                self._stage = "is over"
                 self._call.__exit__()
         return self
 
@@ -192,9 +197,10 @@ class Transaction(Generic[D]):
         """
         key = self._key(name)
         record, pending = self._records[key], self._writes.get(key)
-        if pending is None or pending.op != "delete":  # after a delete, what was there is to go
-            self._refuse_to_drop(record, value)
-        self._writes[key] = self._view.write_of(key, value, expected=record.tip, ttl=ttl, over=record)
+        over = record if pending is None or pending.op != "delete" else None  # what was deleted is to go, with its end
+        if over is not None:
+            self._refuse_to_drop(over, value)
+        self._writes[key] = self._view.write_of(key, value, expected=record.tip, ttl=ttl, over=over)
 
     def _refuse_to_drop(self, record: Record, value: Any) -> None:
         """Raise SchemaNewer where a state holds more than what was read of it, or than the type that is written.
@@ -233,10 +239,13 @@ class Transaction(Generic[D]):
     def _key(self, name: str) -> str:
         if name not in self._names:
             raise UsageError(f"{name!r} is not among the transaction's keys", hint="Name every key when opening it.")
+        if self._stage:
+            raise UsageError(f"the transaction {self._stage}", hint="Read and write within its block.")
         return self._names[name]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._end_at = monotonic() + max(self._left_s, 0.001)
+        self._stage = "is over"
         with self._call.ending():
             try:
                 if kind is None:

@@ -4,7 +4,8 @@ History never goes back: an undo is a change like any other, with an older value
 from. What an editor keeps as two stacks is read from these reasons. A place is a version of a key, or the n of a commit
 of a group; the one before it is the next lower of the key, or of the group.
 
-    an edit     is every change but an undo and a redo: writes, deletes, rollbacks, merges
+    an edit     is every change but an undo and a redo: writes, deletes, rollbacks, merges. That a worker deletes what
+                has ended is none: what was done last is undone, whether a worker was there by then or not
     a place     that an undo or a redo made shows the edit that its reason names; an edit shows itself
     undo        leads to what was shown before the edit that is shown now; before the first edit there is nothing
     redo        leads to what was shown before the last undo that no redo has taken back; an edit ends all of that
@@ -49,25 +50,42 @@ def shown(place: int, reason: str, *, whole: bool = False) -> int:
     return found.position.n if found.position is not None else int(found.version or 0)
 
 
+def is_expiry(reason: str) -> bool:
+    """Return whether a worker has deleted what had ended."""
+    found = provenance_of(reason)
+    return found is not None and found.kind == "expired"
+
+
 def undo_target(tip: int, *, whole: bool = False) -> Search:
     """Search for the place to which the newest one is undone."""
-    edit = shown(tip, (yield Question("reason", tip)), whole=whole)
-    before = yield Question("before", edit)
+    place, reason = yield from _made(tip)
+    before = yield Question("before", shown(place, reason, whole=whole))
     return None if before is None else shown(before, (yield Question("reason", before)), whole=whole)
 
 
 def redo_target(tip: int, *, whole: bool = False, passed: int = 0) -> Search:
     """Search for the place that redo brings back, after so many that it need not bring back."""
-    place, taken_back = tip, passed
-    while (found := walked((yield Question("reason", place)), whole=whole)) is not None:
+    taken_back = passed
+    place, reason = yield from _made(tip)
+    while (found := walked(reason, whole=whole)) is not None:
         before = yield Question("before", place)
         if before is None:
             break
+        place, reason = yield from _made(before)
         if found.kind == "redo":
             taken_back += 1
         elif taken_back:
             taken_back -= 1
         else:
-            return shown(before, (yield Question("reason", before)), whole=whole)
-        place = before
+            return shown(place, reason, whole=whole)
     return None
+
+
+def _made(place: int) -> Generator[Question, Any, tuple[int, str]]:
+    """Search for the newest place from one on that is not the end of a state, and for its reason."""
+    while is_expiry(reason := (yield Question("reason", place))):
+        before = yield Question("before", place)
+        if before is None:
+            break
+        place = before
+    return place, reason

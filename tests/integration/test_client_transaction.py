@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from statecache import AsyncStateCache, Settings, VersionConflict
+from statecache import AsyncStateCache, Settings, StateCache, UsageError, VersionConflict
 from statecache.clock import monotonic
 from statecache.concurrency import run
 from statecache.keys import KeySpace
@@ -236,3 +236,57 @@ async def test_two_hundred_and_fifty_six_states_are_one_commit_and_one_entry(
     assert redis_raw.xlen(keys.changes(keys.shard("runs/1"))) == 1
     assert redis_raw.hget(keys.meta(keys.shard("runs/1")), "n") == b"1"
     assert (await client.get(names[255])).value == 255  # type: ignore[union-attr]
+
+
+@every_redis
+async def test_a_transaction_is_of_one_block(cache: AsyncStateCache) -> None:
+    """What is asked of it outside of that is refused at once: nothing would ever be written."""
+    await cache.set("runs/1", 1)
+    tx = cache.transaction("runs/1")
+    asked: list[Any] = [lambda: tx.set("runs/1", 3), lambda: tx.create("runs/1", 3), lambda: tx.delete("runs/1")]
+    for why in ("has not begun", "is over"):
+        for ask in asked:
+            with pytest.raises(UsageError, match=f"the transaction {why}.*within its block"):
+                ask()
+        with pytest.raises(UsageError, match=f"the transaction {why}"):
+            await tx.get("runs/1")
+        if why == "has not begun":
+            async with tx:
+                tx.set("runs/1", 2)
+    with pytest.raises(UsageError, match=r"the transaction is over.*Make a new one"):
+        await tx.__aenter__()
+    assert await cache.get("runs/1") == tx.states["runs/1"]
+    left = cache.transaction("runs/1")
+    with pytest.raises(LookupError):
+        async with left:
+            raise LookupError
+    with pytest.raises(UsageError, match="the transaction is over"):
+        left.set("runs/1", 4)
+
+
+def test_a_transaction_is_of_one_block_in_threads_too(settings: Settings) -> None:
+    with StateCache(settings=settings) as cache:
+        tx = cache.transaction("runs/1")
+        with pytest.raises(UsageError, match="the transaction has not begun"):
+            tx.get("runs/1")
+        with tx:
+            tx.set("runs/1", 1)
+        with pytest.raises(UsageError, match="the transaction is over"):
+            tx.set("runs/1", 2)
+        with pytest.raises(UsageError, match="the transaction is over"), tx:
+            pass
+        assert cache.get("runs/1") == tx.states["runs/1"]
+
+
+@every_redis
+@pytest.mark.parametrize("verb", ["create", "set"])
+async def test_what_is_deleted_in_a_transaction_goes_with_its_end(client: AsyncStateCache, verb: str) -> None:
+    await client.set("runs/1", 1, ttl=3600)
+    async with client.transaction("runs/1") as tx:
+        tx.delete("runs/1")
+        getattr(tx, verb)("runs/1", 2)
+    assert tx.states["runs/1"].expires_at is None
+    state = await client.set("runs/1", 3, ttl=3600)
+    async with client.transaction("runs/1") as tx:
+        tx.set("runs/1", 4)
+    assert tx.states["runs/1"].expires_at == state.expires_at

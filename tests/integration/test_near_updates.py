@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from statecache import AsyncStateCache, Settings
-from statecache.clock import boottime
+from statecache import AsyncStateCache, RedisUnavailable, Settings, StateCache, VersionConflict
+from statecache.clock import boottime, monotonic
 from tests.fixtures.servers import MakeSettings
 from tests.support.local_reads import KEY, kept, until
+from tests.support.polling import pause_thread
 
 
 @pytest.fixture
@@ -111,3 +112,51 @@ async def test_what_is_kept_over_a_suspended_machine_is_not_believed(
     slept_s = 3600.0
     await one.get(KEY)
     assert (one.near.hits, one.near.misses) == (before.hits + 1, before.misses + 1)
+
+
+# Others are quicker until the time is up.
+
+
+async def test_an_update_that_others_always_beat_ends_with_their_conflict(
+    one: AsyncStateCache, settings: Settings
+) -> None:
+    """Redis has answered all the time: it is not what is in the way."""
+    await one.set(KEY, 0)
+    calls = 0
+    with StateCache(settings=settings) as rival:
+
+        def beaten(value: int) -> int:
+            nonlocal calls
+            calls += 1
+            rival.set(KEY, calls)
+            return value
+
+        with pytest.raises(VersionConflict, match=KEY):
+            await one.update(KEY, beaten, timeout=0.5)
+    assert calls > 1
+
+
+async def test_a_function_that_takes_all_the_time_is_said_to(one: AsyncStateCache) -> None:
+    def slow(value: int) -> int:
+        until_at = monotonic() + 0.1
+        while monotonic() < until_at:
+            pause_thread()
+        return value + 1
+
+    state = await one.set(KEY, 1)
+    with pytest.raises(RedisUnavailable, match="the function given to update took until the time was up"):
+        await one.update(KEY, slow, timeout=0.05)
+    assert await one.get(KEY, read="primary") == state
+
+
+async def test_what_a_function_raises_is_raised_whatever_it_is(one: AsyncStateCache) -> None:
+    """Also where it is what statecache itself raises, and a time that is nearly up."""
+    await one.set(KEY, 1)
+    for error in (VersionConflict("a/b", "1", "2"), RedisUnavailable("timeout", detail="of another call")):
+
+        def failing(_: int, error: Exception = error) -> int:
+            raise error
+
+        with pytest.raises(type(error)) as raised:
+            await one.update(KEY, failing, timeout=0.05)
+        assert raised.value is error

@@ -64,7 +64,7 @@ EDITS = (
     "rollback to 1",
     "rollback to 5-12",
     "merge of runs/b@3",
-    "expired",
+    "erased",
     "undo to 3-4",
     "branch of a/b@1",
 )
@@ -107,6 +107,16 @@ def test_undo_goes_on_behind_an_edit_that_followed_undos() -> None:
 def test_the_first_version_is_not_undone() -> None:
     assert answered(undo_target(1), [Change(0, "")]) == (None, 1)
     assert answered(redo_target(1), [Change(0, "")])[0] is None
+
+
+def test_a_workers_delete_of_what_had_ended_is_no_edit() -> None:
+    history = [Change(0, reason) for reason in ("", "", "expired", "undo to 1", "expired: too late")]
+    assert answered(undo_target(3), history[:3])[0] == 1
+    assert answered(redo_target(3), history[:3])[0] is None
+    assert answered(redo_target(5), history)[0] == 2
+    assert answered(undo_target(3), [Change(0, one) for one in ("", "expired", "")])[0] == 2, "there was nothing then"
+    assert answered(redo_target(4), [*history[:2], Change(0, "undo to 1"), Change(0, "expired")])[0] == 2
+    assert answered(undo_target(1), [Change(0, "expired")])[0] is None
 
 
 def test_a_redo_reads_no_further_than_the_edit_before() -> None:

@@ -14,7 +14,7 @@ from statecache.clock import monotonic
 from statecache.core.history.checkpointing import stands
 from statecache.core.history.reader import Point
 from statecache.core.history.repeats import Asked, made_before
-from statecache.core.history.restoring import applied_again, has_ended, write_of
+from statecache.core.history.restoring import applied_again, is_over, refuse_ended, write_of
 from statecache.core.history.restoring_groups import plain_write, refuse_too_large, refuse_too_many, values_of
 from statecache.core.history.targets import target_of, version_of
 from statecache.core.history.terms import ASK_FIRST, Terms, applied_before, committed
@@ -54,6 +54,8 @@ async def branch(view: View[Any], key: str, new: str, at: Aim, terms: Terms, *, 
     if existing.exists:
         raise AlreadyExists(new, hint=_IN_THE_WAY)
     origin = await _origin(view, key, at, terms.end)
+    if ttl is None:
+        await refuse_ended(view, origin, terms.end)
     value = await runtime.history.value_of(origin, end=terms.end)
     write = write_of(view, origin, value, ABSENT, key=new, ttl=ttl)
     await durable_origin(view, origin, terms.end)
@@ -110,8 +112,8 @@ async def branch_group(view: View[Any], group: str, new: str, at: Aim, terms: Te
         raise VersionNotFound(group, wanted=str(target), reason="nothing of the group is that old")
     position = max(one.position for one in versions)
     live = [
-        one for one in versions if one.op == "set" and one.schema != CHECKPOINT_SCHEMA and (view.lasts_ms is not None or
-        not has_ended(view, one))
+        one for one in versions
+        if one.op == "set" and one.schema != CHECKPOINT_SCHEMA and not await is_over(view, one, terms.end)
     ]  # fmt: skip
     if not live:
         raise NotFound(group, hint="There is nothing to branch from.")

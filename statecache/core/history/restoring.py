@@ -5,7 +5,8 @@ of it is decided again. A rollback to a version means the same whatever is there
 time, it takes whatever is there.
 
 A value comes back with its encoding and its schema, whatever the view's type is now. It lasts as long as the namespace
-says from now on, or until the end that it had; one whose end has come since is not restored.
+says from now on, or until the end that it had; one whose end has come since is not restored without a ttl. Where the
+namespace says how long, what was replaced before its end has not ended: it would have been prolonged.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from statecache.model import ABSENT, BLIND, PRESENT, Write
 from statecache.rules.checkpoints import CHECKPOINT_SCHEMA, written_again
 from statecache.rules.provenance import Provenance
 from statecache.rules.undoing import Question, Search, redo_target, undo_target
+from statecache.rules.versions import at_moment
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -104,6 +106,8 @@ async def _write(view: View[Any], decision: Decision, record: Record, ttl: Ttl |
     same = is_same(view, version, value, record) or is_same(view, version, stored, record)
     if not decision.as_it_is and ttl is None and same:
         raise _already(decision)
+    if ttl is None:
+        await refuse_ended(view, version, end)
     return write_of(view, version, value, record.tip, ttl=ttl)
 
 
@@ -121,16 +125,10 @@ def is_same(view: View[Any], version: Version, value: bytes, record: Record) -> 
 def write_of(
     view: View[Any], version: Version, value: bytes, expected: str, *, key: str = "", ttl: Ttl | None = None
 ) -> Write:
-    """Return the write of a version's value as it was stored, to its own key or another; raise CodecError.
-
-    Raises UsageError for one whose end has come since.
-    """
+    """Return the write of a version's value as it was stored, to its own key or another; raise CodecError."""
     key, encoding = key or version.key, version.encoding
     if ttl is not None or view.lasts_ms is not None:
         encoding = lasting(form_of(encoding), view.lasting_ms(ttl))
-    elif has_ended(view, version):
-        hint = "Say ttl=, which is how long it lasts from now on; math.inf is for ever."
-        raise UsageError(f"what {key!r} held at version {version.version} has ended since", hint=hint)
     seen = view.codec.decode(value, key=version.key, encoding=version.encoding, schema=version.schema)
     return Write(
         key=key, op="set", expected=expected, value=value, encoding=encoding, schema=version.schema, seen=seen,
@@ -139,9 +137,32 @@ def write_of(
 
 
 def has_ended(view: View[Any], version: Version) -> bool:
-    """Return whether the end has come of what a version held."""
+    """Return whether the end has come that a version was to have."""
     until = until_of(version.encoding)
     return until is not None and until <= view.runtime.redis.clock.now_ms()
+
+
+async def is_over(view: View[Any], version: Version, end: float, *, now: Version | None = None) -> bool:
+    """Return whether what a version held has ended since; `now` is the newest change of its key, where it is known."""
+    if not has_ended(view, version):
+        return False
+    if view.lasts_ms is None or (now is not None and now.version == version.version):
+        return True
+    following = now
+    if following is None or following.version != version.version + 1:
+        try:
+            point = Point(version=version.version + 1)
+            following = await view.runtime.history.version_at(version.key, point, end=end)
+        except VersionNotFound:
+            return True
+    return at_moment(version, following.at).op != "set"
+
+
+async def refuse_ended(view: View[Any], version: Version, end: float) -> None:
+    """Raise UsageError for a version of which what it held has ended since."""
+    if await is_over(view, version, end):
+        hint = "Say ttl=, which is how long it lasts from now on; math.inf is for ever."
+        raise UsageError(f"what {version.key!r} held at version {version.version} has ended since", hint=hint)
 
 
 def _taking_whatever_is_there(write: Write) -> Write:
@@ -190,11 +211,14 @@ def walking(view: View[Any], key: str, kind: Walk, terms: Terms) -> Decide:
         if record.version == 0:
             raise NotFound(key, hint="There is no change of it.")
         search = undo_target(record.version) if kind == "undo" else redo_target(record.version)
-        seen: dict[int, Version] = {}
-        led = await _led(view, key, search, record, seen, terms.end)
+        places = _Places(view, record, terms.end)
+        led, edge = await places.led(search)
         if led is None:
             raise VersionNotFound(key, wanted=f"version to {kind} to", reason=NOWHERE_TO[kind])
-        version = seen.get(led) or await view.runtime.history.version_at(key, Point(version=led), end=terms.end)
+        version = await places.at(led)
+        if kind == "undo" and until_of((before := await places.at(edge - 1)).encoding) is not None:
+            before = at_moment(before, (await places.at(edge)).at)  # which may have ended before that was written
+            version = version if before.op == "set" else before
         return Decision(version, Provenance(kind=kind, version=led, reason=terms.reason))
 
     return decide
@@ -213,23 +237,33 @@ async def newest(view: View[Any], record: Record, end: float) -> Version:
     return version
 
 
-async def _led(
-    view: View[Any], key: str, search: Search, record: Record, seen: dict[int, Version], end: float
-) -> int | None:
-    """Answer a search's questions from history, and return where it leads."""
-    question: Question = next(search)
-    try:
-        while True:
-            place = question.place
-            if question.what == "before":
-                question = search.send(place - 1 or None)
-                continue
-            if place == record.version:
-                version = await newest(view, record, end)
+class _Places:
+    """The versions of a key up to the one that is there, as far as a search asks for them."""
+
+    def __init__(self, view: View[Any], record: Record, end: float) -> None:
+        self._view, self._record, self._end = view, record, end
+        self._known: dict[int, Version] = {}
+
+    async def at(self, place: int) -> Version:
+        """Return a version; raise VersionNotFound."""
+        if place not in self._known:
+            if place == self._record.version:
+                self._known[place] = await newest(self._view, self._record, self._end)
             else:
-                version = await view.runtime.history.version_at(key, Point(version=place), end=end)
-            seen[place] = version
-            question = search.send(version.reason)
-    except StopIteration as done:
-        led: int | None = done.value
-        return led
+                history, point = self._view.runtime.history, Point(version=place)
+                self._known[place] = await history.version_at(self._record.key, point, end=self._end)
+        return self._known[place]
+
+    async def led(self, search: Search) -> tuple[int | None, int]:
+        """Return where a search leads, and the last place of which it asked for the one before."""
+        question: Question = next(search)
+        edge = 0
+        try:
+            while True:
+                if question.what == "before":
+                    edge = question.place
+                    question = search.send(edge - 1 or None)
+                else:
+                    question = search.send((await self.at(question.place)).reason)
+        except StopIteration as done:
+            return done.value, edge

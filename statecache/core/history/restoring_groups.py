@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.codec import codec_for
 from statecache.core.history.reader import Point
-from statecache.core.history.restoring import NOWHERE_TO, Walk, has_ended
+from statecache.core.history.restoring import NOWHERE_TO, Walk, has_ended, is_over
 from statecache.core.history.targets import position_of, target_of
 from statecache.core.history.terms import Terms, again, committed
 from statecache.core.own_records import OWN_SCHEMAS
@@ -28,7 +28,7 @@ from statecache.expiry import PLAIN_MAX, form_of, lasting
 from statecache.history_errors import AlreadyCurrent, VersionNotFound
 from statecache.model import AGED, COMMIT_BYTES_MAX, STATE_OVERHEAD_BYTES, STATES_PER_COMMIT_MAX, Position, State, Write
 from statecache.rules.provenance import Provenance
-from statecache.rules.undoing import Question, redo_target, undo_target
+from statecache.rules.undoing import Question, is_expiry, redo_target, undo_target
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -127,7 +127,7 @@ class _Past:
     def __init__(self, view: View[Any], group: str, end: float) -> None:
         self._view = view
         self._group = group
-        self._end = end
+        self.end = end
         self._versions: dict[Position, Sequence[Version]] = {}
         self._values: dict[tuple[str, int], bytes] = {}
 
@@ -135,7 +135,7 @@ class _Past:
         """Return the newest change of each key at a position."""
         if position not in self._versions:
             history = self._view.runtime.history
-            self._versions[position] = await history.keys_at(self._group, Point.at(position), end=self._end)
+            self._versions[position] = await history.keys_at(self._group, Point.at(position), end=self.end)
         return self._versions[position]
 
     async def values(self, versions: Sequence[Version]) -> Mapping[tuple[str, int], bytes]:
@@ -143,7 +143,7 @@ class _Past:
         lacking = [one for one in versions if (one.key, one.version) not in self._values]
         if lacking:
             refuse_too_large(versions)
-            self._values |= await values_of(self._view, lacking, self._end)
+            self._values |= await values_of(self._view, lacking, self.end)
         return self._values
 
 
@@ -153,7 +153,7 @@ async def _writes(view: View[Any], pairs: Sequence[Pair], past: _Past) -> list[W
     for pair in pairs:
         then = pair.then
         lives = pair.now.op == "set" and not has_ended(view, pair.now)
-        if then is not None and then.op == "set" and (view.lasts_ms is not None or not has_ended(view, then)):
+        if then is not None and then.op == "set" and not await is_over(view, then, past.end, now=pair.now):
             if lives and _same(pair.now, then):
                 writes.append(Write(key=pair.now.key, op="check", expected=pair.now.change_id))
             else:
@@ -277,11 +277,23 @@ class _Commits:
         self._known: dict[int, Version] = {}
 
     async def newest_of(self, versions: Sequence[Version]) -> int | None:
-        """Return the n of the commit that made the newest of these changes; None where there is none."""
+        """Return the n of the commit that made the newest of these changes; None where there is none.
+
+        That a worker deletes what has ended is no commit of a user: whether it was there by then makes no difference.
+        """
+        while (newest := await self._newest_of(versions)) is not None and is_expiry(newest.reason):
+            point = Point(n=newest.position.n - 1)
+            versions = await self._history.keys_at(self._group, point, end=self._end)
+        if newest is None:
+            return None
+        self._known[newest.position.n] = newest
+        return newest.position.n
+
+    async def _newest_of(self, versions: Sequence[Version]) -> Version | None:
+        """Return the newest of these changes that is of a user's key."""
         for one in sorted(versions, key=lambda one: one.position.n, reverse=True):
             if not await self._is_own(one):
-                self._known[one.position.n] = one
-                return one.position.n
+                return one
         return None
 
     async def before(self, n: int) -> int | None:
