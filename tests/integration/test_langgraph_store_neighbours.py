@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from langgraph.store.base import GetOp, Item
 
-from statecache import AsyncStateCache, UsageError
+from statecache import AsyncStateCache, LimitExceeded, Settings, UsageError
 from statecache.adapters.langgraph import StateCacheStore
+from statecache.adapters.langgraph.store.documents import ITEM_BYTES_MAX
 from tests.support.langgraph_items import Letters
 
 ADA = ("users", "ada")
@@ -87,3 +89,65 @@ async def test_where_no_text_is_taken_each_is_not_tried(cache: AsyncStateCache) 
     assert [type(one) for one in answers] == [RuntimeError] * 50 + [type(None)]
     assert len(letters.asked) == 9
     assert [one.key for one in await store.asearch(ADA)] == ["n"]
+
+
+async def test_a_put_whose_text_is_refused_leaves_the_one_before_it(cache: AsyncStateCache) -> None:
+    """As one after the other."""
+    letters = Refusing()
+    store = indexed(cache, letters)
+    texts = ["first", "good", "forbidden", "also forbidden"]
+    for values in (texts[:3], texts, texts[::-1]):
+        calls = [store.aput(ADA, "k", {"text": text}) for text in values]
+        answers = await asyncio.gather(*calls, store.aput(ADA, "n", {"text": "n"}), return_exceptions=True)
+        found = await store.aget(ADA, "k")
+        if values is texts:  # the last two fail, and how many more would is not tried
+            assert [type(one) for one in answers] == [RuntimeError] * 4 + [type(None)]
+            assert found is None
+        else:
+            last = [text for text in values if "forbidden" not in text][-1]
+            assert (found and found.value) == {"text": last}
+            assert [type(one) is RuntimeError for one in answers[:-1]] == [
+                "forbidden" in text and text == values[-1] for text in values
+            ]
+        await store.adelete(ADA, "k")
+
+
+async def test_an_item_that_its_vectors_make_too_large_hinders_no_other(cache: AsyncStateCache) -> None:
+    letters = Letters(400_000)
+    store = indexed(cache, letters)
+    asked: list[dict[str, Any]] = [{"n": 1}, {"text": "a", "n": "x" * (7 * MIB)}, {"text": "b"}]
+    for puts in (
+        [asyncio.ensure_future(store.aput(ADA, f"k{at}", value)) for at, value in enumerate(asked)],
+        [asyncio.ensure_future(asyncio.to_thread(store.put, ADA, f"s{at}", value)) for at, value in enumerate(asked)],
+    ):
+        answers = await asyncio.gather(*puts, return_exceptions=True)
+        assert [type(one) for one in answers] == [type(None), LimitExceeded, type(None)]
+    assert {one.key for one in await store.asearch(ADA)} == {"k0", "k2", "s0", "s2"}
+
+
+async def test_what_a_deployment_takes_for_too_large_hinders_no_other(settings: Settings) -> None:
+    """Also where reading it anew has to write dates for which there is no room."""
+    small = settings.model_copy(update={"value_bytes_max": 1000})
+    async with AsyncStateCache(settings=small) as cache:
+        store = StateCacheStore(cache)
+        asked: list[dict[str, Any]] = [{"n": 1}, {"n": "x" * 2000}, {"n": "x" * 850}]
+        puts = [store.aput(ADA, f"k{at}", value, ttl=60.0) for at, value in enumerate(asked)]
+        answers = await asyncio.gather(*puts, return_exceptions=True)
+        assert [type(one) for one in answers] == [type(None), LimitExceeded, type(None)]
+        before = [one.expires_at async for one in cache.list("langgraph-store/")]
+        found = await asyncio.gather(*(store.aget(ADA, f"k{at}") for at in range(3)))
+        assert [one and one.value for one in found] == [asked[0], None, asked[2]]
+        after = [one.expires_at async for one in cache.list("langgraph-store/")]
+        assert all(one < other for one, other in zip(before, after, strict=True) if one and other)
+
+
+async def test_the_largest_items_may_be_put_again_and_last_anew(cache: AsyncStateCache) -> None:
+    store = StateCacheStore(cache)
+    room = ITEM_BYTES_MAX - len('{"namespace":["users","ada"],"key":"k","value":{"text":""},"ttl":60.0}')
+    with pytest.raises(LimitExceeded, match="an item is"):
+        await store.aput(ADA, "k", {"text": "x" * (room + 1)}, ttl=60.0)
+    for _ in range(2):
+        await store.aput(ADA, "k", {"text": "x" * room}, ttl=60.0)
+        found = await store.aget(ADA, "k")
+        assert found is not None
+        assert len(found.value["text"]) == room

@@ -6,6 +6,7 @@ import copy
 import gc
 import re
 import tracemalloc
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def test_what_is_not_known_to_be_copied_whole_is_decoded_each_time() -> None:
     serde, wanted = Serde(serializer, kept), serializer.loads_typed(("msgpack", data))
     for _ in range(3):
         assert repr(loaded(serde, data)) == repr(wanted)
-    assert not any(copied for _, copied in kept._copies.values())
+    assert not any(copied for _, copied, _ in kept._copies.values())
 
 
 def test_each_serializer_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +104,8 @@ def test_each_serializer_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_used_least_recently_goes_and_large_messages_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
     serializer, kept, decoded = JsonPlusSerializer(), Decoded(), list[str]()
     data = {text: serializer.dumps_typed(HumanMessage(text))[1] for text in ("a", "b", "c", "d", "e" * 300)}
-    monkeypatch.setattr(module, "MESSAGES_BYTES_MAX", 3 * (len(data["a"]) + module._OBJECTS_BYTES))
+    monkeypatch.setattr(module, "MESSAGES_BYTES_MAX", 3 * (len(data["a"]) + module._NAME_BYTES))
+    monkeypatch.setattr(module, "_bytes_of", lambda _: 0)
     monkeypatch.setattr(module, "_MESSAGE_BYTES_MAX", 2 * len(data["a"]))
     decode = serializer.loads_typed
 
@@ -116,13 +118,27 @@ def test_what_was_used_least_recently_goes_and_large_messages_never_come(monkeyp
     for text in ("a", "b", "c", "a", "d", "a", "b", "e" * 300, "e" * 300):
         assert loaded(Serde(serializer, kept), data[text]) == HumanMessage(text)
     assert decoded == [*"abcadbee"]
-    assert kept._bytes == sum(len(name[2]) + module._OBJECTS_BYTES for name in kept._copies)
+    assert kept._bytes == sum(len(name[2]) + module._NAME_BYTES for name in kept._copies)
 
 
-def test_what_is_kept_takes_no_more_than_is_said() -> None:
+def logged(number: int) -> Any:
+    tokens = [{"token": str(at), "bytes": [at, number % 256], "logprob": -at / 7 - number} for at in range(100)]
+    return AIMessage("text", id=str(number), response_metadata={"logprobs": {"content": tokens}})
+
+
+def listed(number: int) -> Any:
+    return ToolMessage("points", id=str(number), tool_call_id="1", artifact=[[number, at * 1000] for at in range(500)])
+
+
+def called(number: int) -> Any:
+    return AIMessage(f"text {number}", id=str(number), tool_calls=[CALL])
+
+
+@pytest.mark.parametrize(("make", "count"), [(called, 1000), (logged, 60), (listed, 60)])
+def test_what_is_kept_takes_what_is_said(make: Callable[[int], Any], count: int) -> None:
     serializer, kept = JsonPlusSerializer(), Decoded()
-    messages: list[Any] = [AIMessage(f"text {number}", id=str(number), tool_calls=[CALL]) for number in range(1000)]
-    _, data = serializer.dumps_typed(messages)
+    _, data = serializer.dumps_typed([make(number) for number in range(count)])
+    loaded(Serde(serializer, Decoded()), data)  # what is imported and cached by others meanwhile counts for nobody
     tracemalloc.start()
     try:
         for _ in range(2):
@@ -131,5 +147,15 @@ def test_what_is_kept_takes_no_more_than_is_said() -> None:
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert all(copied for _, copied in kept._copies.values())
+    assert all(copied for _, copied, _ in kept._copies.values())
     assert 0.5 * kept._bytes < taken < 1.2 * kept._bytes
+
+
+def test_what_takes_much_memory_for_its_bytes_is_decoded_each_time() -> None:
+    serializer, kept = JsonPlusSerializer(), Decoded()
+    message = ToolMessage("points", tool_call_id="1", artifact=[[at, at] for at in range(20_000)])
+    _, data = serializer.dumps_typed([message])
+    assert len(data) < module._MESSAGE_BYTES_MAX
+    for _ in range(3):
+        assert loaded(Serde(serializer, kept), data) == [message]
+    assert kept._bytes < module._MESSAGE_BYTES_MAX

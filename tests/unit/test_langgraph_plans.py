@@ -13,13 +13,15 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from msgspec import structs
 
 from statecache import LimitExceeded, RedisUnavailable, VersionConflict, VersionNotFound
-from statecache.adapters.langgraph.documents import head_document
+from statecache.adapters.langgraph.documents import head_document, write_documents
 from statecache.adapters.langgraph.listing import Query, listed
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, put
 from statecache.adapters.langgraph.reading import get_tuple
 from statecache.adapters.langgraph.recent import Recent
+from statecache.adapters.langgraph.threads import copy_thread
 from statecache.adapters.langgraph.values import Serde
+from statecache.adapters.langgraph.writing import put_writes
 from statecache.adapters.plans import Call, Found, run, until_found
 from statecache.testing import memory
 from tests.support.langgraph_stories import METADATA, Interfering, checkpoint
@@ -98,6 +100,56 @@ def test_of_a_first_checkpoint_that_another_comes_before_nothing_is_written_ahea
         found = run(view, get_tuple(PLACE, None, SERDE, Recent()))
         assert (found and found.checkpoint) == theirs
         assert [one.key for one in view.list("42/ch/")] == ["langgraph/42/ch/-/d"]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_the_same_large_first_checkpoint_may_be_put_again(*, goes_on: bool) -> None:
+    one = checkpoint({name: bytes(7 * MIB) for name in "abc"} | {"d": 1})
+    two = checkpoint({"a": LARGE}, version=2)
+    with memory() as cache:
+        view = cache.namespace("langgraph")
+        run(view, put(PLACE, None, one, METADATA, one["channel_versions"], SERDE, Recent()))
+        if goes_on:
+            run(view, put(PLACE, one["id"], two, METADATA, two["channel_versions"], SERDE, Recent()))
+        before = {state.key: state.version for state in view.list("42/ch/")}
+        run(view, put(PLACE, None, one, METADATA, one["channel_versions"], SERDE, Recent()))
+        assert {state.key: state.version for state in view.list("42/ch/")} == before
+        found, latest = (run(view, get_tuple(PLACE, which, SERDE, Recent())) for which in (one["id"], None))
+        assert (found and found.checkpoint) == one
+        assert (latest and latest.checkpoint["id"]) == (two if goes_on else one)["id"]
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_writes_may_come_before_a_large_first_checkpoint(*, meanwhile: bool) -> None:
+    one = checkpoint({name: bytes(7 * MIB) for name in "abc"})
+
+    def write(view: Any) -> None:
+        writes = write_documents([("a", 1)], "task", "", SERDE)
+        run(view, put_writes(PLACE, one["id"], {"task": writes}, Recent()))
+
+    with memory() as cache:
+        view = cache.namespace("langgraph")
+        putting: Any = Interfering(view, write) if meanwhile else view
+        if not meanwhile:
+            write(view)
+        run(putting, put(PLACE, None, one, METADATA, one["channel_versions"], SERDE, Recent()))
+        found = run(view, get_tuple(PLACE, None, SERDE, Recent()))
+        assert (found and found.checkpoint) == one
+        assert (found and found.pending_writes) == [("task", "a", 1)]
+
+
+def test_a_copy_of_a_large_thread_that_was_cut_off_is_finished_by_another() -> None:
+    one, two = checkpoint({name: bytes(7 * MIB) for name in "abc"}), checkpoint({"d": 1}, version=2)
+    with memory() as cache:
+        view = cache.namespace("langgraph")
+        run(view, put(PLACE, None, one, METADATA, one["channel_versions"], SERDE, Recent()))
+        run(view, put(PLACE, one["id"], two, METADATA, {"d": 1}, SERDE, Recent()))
+        cut: Any = Cut(view, 3)
+        with pytest.raises(RedisUnavailable):
+            run(cut, copy_thread(PLACE.thread, "43", Recent()))
+        for _ in range(2):
+            run(view, copy_thread(PLACE.thread, "43", Recent()))
+            assert [*checkpoints_of(view, Query(Place("43")))] == [two, one]
 
 
 def test_a_put_gives_up_where_others_never_do() -> None:

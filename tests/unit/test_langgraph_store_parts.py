@@ -15,7 +15,7 @@ from langgraph.store.base import PutOp
 
 from statecache import LimitExceeded, UsageError
 from statecache.adapters.langgraph.batching import Queue
-from statecache.adapters.langgraph.store.documents import document, size_of
+from statecache.adapters.langgraph.store.documents import document
 from statecache.adapters.langgraph.store.filters import Wanted, refuse_negative
 from statecache.adapters.langgraph.store.items import Put, last_of_each
 from statecache.adapters.langgraph.store.names import (
@@ -142,7 +142,7 @@ def test_values_are_plain_json_that_nobody_else_holds() -> None:
         with pytest.raises(UsageError, match="is not a number of minutes"):
             document(PutOp(("a",), "k", {}, ttl=ttl))
     with pytest.raises(LimitExceeded, match="an item is 9,"):
-        size_of(document(PutOp(("a",), "k", {"x": "x" * 9_000_000})))
+        Put(PutOp(("a",), "k", {"x": "x" * 9_000_000}), None)
 
 
 def test_an_index_embeds_the_fields_that_it_names_or_the_put() -> None:

@@ -2,9 +2,10 @@
 
 A message of LangChain is a model of pydantic, which looks at each of its fields whenever one is made. Its copy is made
 of what that has found. They are kept one by one: of a conversation that has grown, the new messages alone are decoded.
-How a message is copied is found out when it comes the second time: most of a thread that this process meets but once
-never do. Only what is known to be copied whole is kept: plain data, and messages within them. What is kept is never
-given away, so nobody changes it. It is bounded, and what was used least recently goes first.
+How a message is copied is found out when it comes the second time, and how much of memory it takes: most of a thread
+that this process meets but once never do. Only what is known to be copied whole is kept: plain data, and messages
+within them. What is kept is never given away, so nobody changes it. It is bounded by the memory that it takes, and what
+was used least recently goes first.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache, partial
+from itertools import chain
+from sys import getsizeof
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -20,8 +23,13 @@ from ormsgpack import OPT_NON_STR_KEYS, Ext, packb, unpackb
 MESSAGES_BYTES_MAX = 32 * 1024 * 1024
 """How many bytes the messages take that are kept, about."""
 _MESSAGE_BYTES_MAX = MESSAGES_BYTES_MAX // 128
-_OBJECTS_BYTES = 5 * 1024
-"""What a message takes beside its serialized bytes: some forty objects."""
+"""Larger ones are decoded each time, in serialized bytes."""
+_COPIED_BYTES_MAX = MESSAGES_BYTES_MAX // 16
+"""As are those that take more than this of memory, in bytes."""
+_NAME_BYTES = 512
+"""What is kept of a message beside its serialized bytes, as long as it came but once."""
+_PART_BYTES = 200
+"""What is kept to copy a list, a dictionary or a message within a message, in bytes."""
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 _MESSAGES = "langchain_core.messages."
 _DEPTH_MAX = 50
@@ -40,7 +48,7 @@ class Decoded:
 
     def __init__(self) -> None:
         self._mutex = Lock()
-        self._copies: OrderedDict[tuple[int, int, bytes], tuple[Any, _Copy | None]] = OrderedDict()
+        self._copies: OrderedDict[tuple[int, int, bytes], tuple[Any, _Copy | None, int]] = OrderedDict()
         self._bytes = 0
 
     def load(self, serializer: Any, data: bytes) -> Any:
@@ -59,23 +67,40 @@ class Decoded:
         value = serializer.loads_typed(("msgpack", packb(Ext(code, data))))
         kind: Any = type(value)
         if _is_message(kind) and len(data) <= _MESSAGE_BYTES_MAX:
-            self._keep(name, serializer, None if kept is None else _copy_or_none(value))
+            copy, size = (None, 0) if kept is None else _copy_or_none(value)
+            self._keep(name, serializer, copy, len(data) + _NAME_BYTES + size)
         return value
 
-    def _keep(self, name: tuple[int, int, bytes], serializer: Any, copy: _Copy | None) -> None:
+    def _keep(self, name: tuple[int, int, bytes], serializer: Any, copy: _Copy | None, size: int) -> None:
         with self._mutex:
-            if name not in self._copies:
-                self._bytes += len(name[2]) + _OBJECTS_BYTES
-            self._copies[name] = serializer, copy  # as long as it is kept here, no other one has its id
+            *_, before = self._copies.get(name, (0,))
+            self._bytes += size - before
+            self._copies[name] = serializer, copy, size  # as long as it is kept here, no other one has its id
             while self._bytes > MESSAGES_BYTES_MAX:
-                self._bytes -= len(self._copies.popitem(last=False)[0][2]) + _OBJECTS_BYTES
+                self._bytes -= self._copies.popitem(last=False)[1][2]
 
 
-def _copy_or_none(value: Any) -> _Copy | None:
+def _copy_or_none(value: Any) -> tuple[_Copy | None, int]:
+    """Return what makes copies of a message, and how many bytes it takes; None where that is too much, or not known."""
     try:
-        return _copy_of(value)
+        copy, size = _copy_of(value), _bytes_of(value)
     except _Unknown:
-        return None
+        return None, 0
+    return (copy, size) if size <= _COPIED_BYTES_MAX else (None, 0)
+
+
+def _bytes_of(value: Any) -> int:
+    """Return how many bytes a value takes with all that it holds, about, and what copies it."""
+    kind: Any = type(value)
+    if kind in _ATOMS:
+        return getsizeof(value)
+    if kind is list or kind is tuple:
+        parts = iter(value)
+    elif kind is dict:
+        parts = chain(value, value.values())
+    else:
+        parts = iter((value.__dict__, value.__pydantic_extra__, value.__pydantic_private__))
+    return getsizeof(value) + _PART_BYTES + sum(map(_bytes_of, parts))
 
 
 @lru_cache(maxsize=64)
@@ -118,6 +143,8 @@ def _parts(items: Any, depth: int) -> list[tuple[Any, _Copy]]:
 
 def _filled(plain: _Container, parts: list[tuple[Any, _Copy]]) -> _Copy:
     """Return what copies a list or dictionary whose values at these places are to be copied too."""
+    for at, _ in parts:
+        plain[at] = None  # the part itself is kept by nobody
     return partial(_copied, plain, parts) if parts else plain.copy
 
 

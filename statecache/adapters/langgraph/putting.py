@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from statecache import AlreadyExists, Create, Delete, Set, State, VersionConflict
+from statecache import AlreadyExists, Create, Delete, LimitExceeded, Set, State, VersionConflict
 from statecache.adapters.langgraph.documents import (
     Document,
     channel_document,
@@ -76,7 +76,7 @@ def put(
 
 def commit(draft: Draft, recent: Recent) -> Plan[None]:
     """Commit a draft; repeated, it changes nothing that counts."""
-    place, name = draft.place, draft.place.checkpoint(draft.checkpoint_id)
+    place, name, too_large = draft.place, draft.place.checkpoint(draft.checkpoint_id), False
     for attempt in range(ATTEMPTS_MAX):
         read = "primary" if attempt else "local"
         parent = place.checkpoint(draft.parent_id) if draft.parent_id and draft.kept else ""
@@ -84,18 +84,19 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
         names += _names(place, {channel: one for channel, one in draft.changed.items() if one.is_large})
         found: dict[str, State[Any] | None] = {} if attempt else _remembered(draft, recent)
         found |= yield from _read([one for one in names if one not in found], read)
-        forms, packed = _forms(draft, found.get(parent))
+        known, head = found.get(name), found[place.head]
+        forms, packed = _forms(draft, found.get(parent), _there(draft, known, found) if too_large else {})
         found |= yield from _read([one for one in _names(place, packed) if one not in found], read)
         sets, versions = yield from _channels(draft, packed, forms, found, read)
-        known, head = found.get(name), found[place.head]
         document = draft.document | {"channel_values": forms} | _writes(draft, known)
         new = known is None and is_first(head, draft.checkpoint_id)
-        sets += [
-            Create(name, document, assume_new=True) if new else Set(name, document, expected=known),
-            Set(place.head, _head(draft, head), expected=head),
-        ]
+        sets.append(Create(name, document, assume_new=True) if new else Set(name, document, expected=known))
         try:
-            made = yield from _committed(place, sets, packed, begins=head is None)
+            made = yield from _committed(draft, sets, packed, head)
+        except LimitExceeded:
+            if too_large:
+                raise
+            too_large = True  # it may have been put before: then its large values are there
         except (VersionConflict, AlreadyExists):
             recent.forget(place)
             if attempt == ATTEMPTS_MAX - 1:
@@ -108,30 +109,34 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
 
 
 def _committed(
-    place: Place, sets: Sequence[Any], packed: Mapping[str, Packed], *, begins: bool
+    draft: Draft, sets: Sequence[Any], packed: Mapping[str, Packed], head: State[Any] | None
 ) -> Plan[list[State[Any]]]:
-    """Commit what is to be set: pieces of large values, the checkpoint, the head; return what was made of it.
+    """Commit what is to be set: pieces of large values, the checkpoint, and the head; return what was made of it.
 
     Where there is no checkpoint yet, none misses what a channel's state held before. So what one commit has no room for
     goes in several, of which the last has the checkpoint: that of a thread that was thinned out brings all its values.
     """
-    *values, checkpoint, head = sets
+    *values, checkpoint = sets
     sizes = [
         len(piece) * 4 // 3 if one.type else len(piece) for one in packed.values() for piece in one.pieces_of_bytes()
     ]
-    parts, size = [list[Any]()], 0
+    begins = head is None or not own(head)["checkpoint_id"]
+    part, size, made = list[Any](), 0, list[State[Any]]()
     for one, more in zip(values, sizes, strict=True):
         if begins and size + more > _COMMIT_BYTES_MAX:
-            parts[-1].append(Delete(place.head, expected=None))  # still there is none
-            parts.append([])
-            size = 0
-        parts[-1].append(one)
+            *some, head = yield from call("commit", [*part, _still_none(draft.place, head)])
+            made, part, size = made + some, [], 0
+        part.append(one)
         size += more
-    made: list[State[Any]] = []
-    for part in parts[:-1]:
-        made += (yield from call("commit", part))[:-1]
-    made += yield from call("commit", [*parts[-1], checkpoint, head])
-    return made
+    last = yield from call("commit", [*part, checkpoint, Set(draft.place.head, _head(draft, head), expected=head)])
+    return made + list(last)
+
+
+def _still_none(place: Place, head: State[Any] | None) -> Any:
+    """Return what writes a head that names no checkpoint once more, or what fails where there is one by now."""
+    if head is None:
+        return Delete(place.head, expected=None)
+    return Set(place.head, next_head(place, head, "", head.value.get("newest", "")), expected=head)
 
 
 def _remembered(draft: Draft, recent: Recent) -> dict[str, State[Any] | None]:
@@ -170,20 +175,51 @@ def _read(names: Sequence[str], read: str) -> Plan[dict[str, State[Any] | None]]
     return (yield from call("get_many", names, read=read)) if names else {}
 
 
-def _forms(draft: Draft, parent: State[Any] | None) -> tuple[dict[str, Form], dict[str, Packed]]:
-    """Return the forms of what stands in the checkpoint's own state, or already in a channel's, and what is large."""
-    packed, forms = dict(draft.changed), dict[str, Form]()
-    document: Document = own(parent) if parent is not None and holds_checkpoint(parent.value) else {}
-    before = document.get("checkpoint", {}).get("channel_versions", {})
-    for channel, pack in draft.kept.items():
-        form = document["channel_values"].get(channel) if document else None
-        if form is not None and channel in before and before[channel] == draft.versions.get(channel):
+def _there(draft: Draft, known: State[Any] | None, found: Mapping[str, State[Any] | None]) -> dict[str, Form]:
+    """Return the forms of large values that a checkpoint put before has at the same versions, but for wrong ones."""
+    forms = dict[str, Form]()
+    for channel, form in _stored(draft, known).items():
+        versions = form.get("versions", ())
+        states = [found.get(draft.place.channel(channel, at)) for at in range(len(versions))]
+        wrong = [
+            state for state, version in zip(states, versions, strict=True)
+            if state is not None and state.value["checkpoint_id"] == draft.checkpoint_id and state.version != version
+        ]  # fmt: skip
+        if versions and not wrong and channel in draft.changed:
             forms[channel] = form
+    return forms
+
+
+def _forms(
+    draft: Draft, parent: State[Any] | None, there: Mapping[str, Form]
+) -> tuple[dict[str, Form], dict[str, Packed]]:
+    """Return the forms of what stands in the checkpoint's own state, or already in a channel's, and what is large.
+
+    `there` are forms of what was put before.
+    """
+    forms = dict(there)
+    packed = {channel: one for channel, one in draft.changed.items() if channel not in forms}
+    before = _stored(draft, parent)
+    for channel, pack in draft.kept.items():
+        if channel in before:
+            forms[channel] = before[channel]
         elif pack is not None:
             packed[channel] = pack()
     by_size = sorted(packed, key=lambda channel: len(packed[channel].data), reverse=True)
     large = {channel: packed[channel] for channel in by_size[:OWN_STATES_MAX] if packed[channel].is_large}
     return forms | {channel: one.form() for channel, one in packed.items() if channel not in large}, large
+
+
+def _stored(draft: Draft, state: State[Any] | None) -> dict[str, Form]:
+    """Return the forms of those channels that are in a checkpoint as they are in the draft: at the same version."""
+    if state is None or not holds_checkpoint(state.value):
+        return {}
+    document = own(state)
+    versions = document["checkpoint"].get("channel_versions", {})
+    return {
+        channel: form for channel, form in document["channel_values"].items()
+        if channel in versions and versions[channel] == draft.versions.get(channel)
+    }  # fmt: skip
 
 
 def _names(place: Place, packed: Mapping[str, Packed]) -> list[str]:

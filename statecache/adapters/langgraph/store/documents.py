@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from statecache import State
 
 Document = dict[str, Any]
-VALUE_BYTES_MAX = 8 * 1024 * 1024
+ITEM_BYTES_MAX = 8 * 1024 * 1024 - 128
+"""How large an item's document may be when it is put, in bytes: there is room for its dates in a state."""
 TTL_MINUTES_MAX = 100 * 365 * 24 * 60
 _DEPTH_MAX = 100
 _LEAST, _MOST = -(2**63), 2**63 - 1
@@ -47,12 +48,16 @@ def document(put: PutOp) -> Document:
 
 
 def size_of(made: Document) -> int:
-    """Return how many bytes a document takes, or raise LimitExceeded."""
-    size = len(msgspec.json.encode(made))
-    if size > VALUE_BYTES_MAX:
-        hint = "Keep what is large elsewhere, and its name in the item."
-        raise LimitExceeded("an item", actual=size, limit=VALUE_BYTES_MAX, hint=hint)
-    return size
+    """Return how many bytes a document takes."""
+    return len(msgspec.json.encode(made))
+
+
+def refusal_of(size: int) -> LimitExceeded | None:
+    """Return the error of an item that takes so many bytes, or None where it has room in a state."""
+    if size <= ITEM_BYTES_MAX:
+        return None
+    hint = "Keep what is large elsewhere, and its name in the item."
+    return LimitExceeded("an item", actual=size, limit=ITEM_BYTES_MAX, hint=hint)
 
 
 def written_over(made: Document, known: State[Document] | None) -> Document:

@@ -10,15 +10,17 @@ has put, renewed or deleted the item since, and nothing is left to be done.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from statecache import Delete, NotFound, Set, State, StateCacheError, VersionConflict
+from statecache import Delete, LimitExceeded, NotFound, Set, State, StateCacheError, VersionConflict
 from statecache.adapters.langgraph.store.documents import (
     Document,
     document,
     item,
     lasts_s,
+    refusal_of,
     renewed,
     size_of,
     written_over,
@@ -51,6 +53,8 @@ class Put:
         self.name = item_name(asked.namespace, asked.key)
         self.document = None if asked.value is None else document(asked)
         self.size = 0 if self.document is None else size_of(self.document)
+        if (refused := refusal_of(self.size)) is not None:
+            raise refused
         self.texts = index.texts_of(asked) if index is not None else {}
 
     def take(self, vectors: Mapping[str, Sequence[float]]) -> None:
@@ -58,7 +62,7 @@ class Put:
         if self.document is not None and self.texts:
             mine = {path: kept(vectors[text]) for path, text in self.texts.items()}
             self.document["vectors"] = mine
-            self.size += sum(map(len, mine.values()))
+            self.size = size_of(self.document)
 
 
 def last_of_each(puts: Iterable[Put]) -> list[Put]:
@@ -107,13 +111,19 @@ def _own(state: State[Document] | None, *, again: bool) -> Item | None:
 def put_items(puts: Sequence[Put]) -> Plan[list[StateCacheError | None]]:
     """Put items, each once, and return for each what hindered it, or None."""
     groups: dict[str, list[Put]] = {}
+    hindered: dict[str, StateCacheError] = {}
     for one in puts:
-        groups.setdefault(group_of(one.name), []).append(one)
+        if (too_large := refusal_of(one.size)) is not None:  # with its vectors
+            hindered[one.name] = too_large
+        else:
+            groups.setdefault(group_of(one.name), []).append(one)
     commits = [some for members in groups.values() for some in _in_commits(members, lambda one: one.size)]
     known = yield from _found([one.name for one in puts], "local")
-    hindered: dict[str, StateCacheError] = {}
     for some, answer in zip(commits, (yield from together([_commit(some, known) for some in commits])), strict=True):
-        if answer is not None:
+        if isinstance(answer, LimitExceeded) and len(some) > 1:  # of one of them, which shall not hinder the others
+            answers = yield from together([_commit([one], known) for one in some])
+            hindered |= {one.name: each for one, each in zip(some, answers, strict=True) if each is not None}
+        elif answer is not None:
             hindered |= {one.name: answer for one in some}
     return [hindered.get(one.name) for one in puts]
 
@@ -178,6 +188,11 @@ def _renew(states: Sequence[State[Document]]) -> Plan[None]:
             yield from call("commit", sets, durability="memory")
         except (VersionConflict, NotFound) as changed:
             left.pop(changed.key)
+        except LimitExceeded:  # the dates of one have no room: then the state's own stand for them
+            for key, state in left.items():
+                with suppress(NotFound):
+                    yield from call("touch", _name(key), ttl=lasts_s(state.value), durability="memory")
+            return
         else:
             return
 

@@ -232,15 +232,21 @@ class _Queues:
         return found
 
     async def _put(self, asked: list[Put]) -> list[Any]:
-        puts = last_of_each(asked)
-        hindered = await self._embed([one for one in puts if one.texts])
-        able = [one for one in puts if one.name not in hindered]
-        answers = await self._clients.arun(put_items(able)) if able else []
-        hindered |= {one.name: error for one, error in zip(able, answers, strict=True) if error is not None}
-        return [hindered.get(one.name) for one in asked]
+        """Carry out the last put of each item, or the last but one where there are no vectors to be had of that."""
+        hindered, puts = dict[Put, Any](), last_of_each(asked)
+        failed = await self._embed([one for one in puts if one.texts])
+        if failed:
+            before = last_of_each(one for one in asked if one not in failed)
+            failed_again = await self._embed([one for one in before if one.texts and one not in puts])
+            names = {one.name: error for one, error in failed_again.items()}
+            hindered = failed | {one: names[one.name] for one in asked if one.name in names and one not in failed}
+            puts = [one for one in before if one not in hindered]
+        answers = await self._clients.arun(put_items(puts)) if puts else []
+        by_name = {one.name: error for one, error in zip(puts, answers, strict=True)}
+        return [hindered.get(one) or by_name[one.name] for one in asked]
 
-    async def _embed(self, puts: Sequence[Put]) -> dict[str, Exception]:
-        """Make the vectors of puts, and return what hindered some of them, by their names.
+    async def _embed(self, puts: Sequence[Put]) -> dict[Put, Exception]:
+        """Make the vectors of puts, and return what hindered some of them.
 
         Where the texts of all are refused, those of each are tried by themselves; where the first few all fail, it is
         not the texts, and the others fail with them.
@@ -251,15 +257,15 @@ class _Queues:
             _take(puts, (texts := _texts(puts)), await self._index.aembed(texts))
         except Exception as error:  # whatever it is, it is raised to those who wait
             if len(puts) == 1:
-                return {puts[0].name: error}
+                return {puts[0]: error}
             first, rest = puts[:_EMBEDDED_ALONE], puts[_EMBEDDED_ALONE:]
             hindered = await self._embed_each(first)
-            more = dict.fromkeys((one.name for one in rest), error)
+            more = dict.fromkeys(rest, error)
             return hindered | (more if len(hindered) == len(first) else await self._embed_each(rest))
         return {}
 
-    async def _embed_each(self, puts: Sequence[Put]) -> dict[str, Exception]:
-        hindered: dict[str, Exception] = {}
+    async def _embed_each(self, puts: Sequence[Put]) -> dict[Put, Exception]:
+        hindered: dict[Put, Exception] = {}
         for at in range(0, len(puts), _EMBEDDED_ALONE):
             some = [self._embed([one]) for one in puts[at : at + _EMBEDDED_ALONE]]
             for found in await asyncio.gather(*some):
