@@ -142,23 +142,31 @@ async def test_a_session_is_deleted_or_gone_on_with_once_its_last_event_has_take
     assert texts((await loaded(other)).events) == ["one", "two"]
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("goes_on", [False, True])
 @pytest.mark.parametrize(("number", "after"), [(2, True), (3, False), (3, True), (4, False), (4, True)])
 async def test_who_was_stopped_behind_the_commit_writes_over_nothing_that_came_after_it(
     service: StateCacheSessionService, other: StateCacheSessionService, cache: AsyncStateCache,
-    monkeypatch: pytest.MonkeyPatch, number: int, after: bool,
+    monkeypatch: pytest.MonkeyPatch, number: int, after: bool, goes_on: bool, is_read: bool,
 ) -> None:  # fmt: skip
+    """Whether anybody has read what it changed before that or not, and whether it ever goes on."""
     session = await service.create_session(**ID)
     another = await other.create_session(**WHOSE, session_id="43")
     with monkeypatch.context() as patched:
         stopped, go_on = stopping(patched, number, after=after)
         appending = asyncio.create_task(service.append_event(session, event("one", changes=CHANGES)))
         await stopped.wait()
-    assert (await loaded(other)).state == CHANGES
+    if is_read:
+        assert (await loaded(other)).state == CHANGES
     await other.append_event(another, event("two", changes={"app:n": 2, "user:n": 2}))
-    go_on.set()
-    await appending
     assert await seen_first(other) == {"app:n": 2, "user:n": 2, "n": 1}
-    await service.append_event(session, event("three"))
+    if not goes_on:
+        appending.cancel()
+    go_on.set()
+    await asyncio.gather(appending, return_exceptions=True)
+    assert await seen_first(other) == {"app:n": 2, "user:n": 2, "n": 1}
+    if goes_on:
+        await service.append_event(session, event("three"))
     assert await seen_first(other) == {"app:n": 2, "user:n": 2, "n": 1}
     assert await in_doubt(cache) == 0
 
@@ -187,6 +195,29 @@ async def test_who_was_stopped_before_the_commit_while_others_went_on_changes_no
     assert await in_doubt(cache) == 0
     assert await seen(other) == ({}, {}, {})
     assert texts((await loaded(other)).events) == ["two"]
+
+
+@pytest.mark.parametrize("commits", [False, True])
+async def test_what_was_prepared_first_and_appended_last_counts_last(
+    service: StateCacheSessionService, other: StateCacheSessionService, cache: AsyncStateCache,
+    monkeypatch: pytest.MonkeyPatch, commits: bool,
+) -> None:  # fmt: skip
+    session = await service.create_session(**ID)
+    another = await other.create_session(**WHOSE, session_id="43")
+    with monkeypatch.context() as patched:
+        stopped, go_on = stopping(patched, COMMIT, after=False)
+        appending = asyncio.create_task(service.append_event(session, event("one", changes=CHANGES)))
+        await stopped.wait()
+    await other.append_event(another, event("two", changes={"app:n": 2, "user:n": 2}))
+    assert await in_doubt(cache) == 2
+    assert await other.get_user_state(**WHOSE) == {"n": 2}
+    if not commits:
+        await other.append_event(await loaded(other), event("three"))
+    go_on.set()
+    (ended,) = await asyncio.gather(appending, return_exceptions=True)
+    assert isinstance(ended, StaleSessionError) is not commits
+    assert await other.get_user_state(**WHOSE) == {"n": 1 if commits else 2}
+    assert await in_doubt(cache) == 0
 
 
 async def test_what_is_in_doubt_waits_for_its_session_and_is_given_up_after_a_day(

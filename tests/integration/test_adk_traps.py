@@ -170,7 +170,9 @@ async def test_who_is_cancelled_waits_for_what_becomes_of_it(
     with pytest.raises(asyncio.CancelledError):
         await appending
     found = await loaded(service)
-    assert (texts(found.events), found.state) == (["one"], CHANGES)
+    assert (texts(found.events), found.state, session.events) == (["one"], CHANGES, [])
+    with pytest.raises(StaleSessionError):  # for the object lacks it
+        await service.append_event(session, event("two"))
     await service.append_event(session, told)
     assert session == found == await loaded(service)
 

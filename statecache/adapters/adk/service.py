@@ -131,7 +131,9 @@ class StateCacheSessionService(OnEventLoops, BaseSessionService):
         event = self._trim_temp_delta_state(event)
         place = place_of(session.app_name, session.user_id, session.id)
         here = self._here(place)
-        await alone(here, lambda: _sessions(here).append(place, session, event))
+        revision = await alone(here, lambda: _sessions(here).append(place, session, event))
+        # Who was cancelled does not come here: an object that lacks an event which was appended is not current.
+        session.last_update_time, session._storage_update_marker = event.timestamp, revision
         if any(one is event or one.id == event.id for one in session.events[-1:]):
             return event
         return self._commit_event_to_session(session, event)

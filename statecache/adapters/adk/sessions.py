@@ -109,8 +109,11 @@ class Sessions:
         """Return the state of a user, under keys without a prefix."""
         return (await states_of(self._view, [place.user]))[place.user]
 
-    async def append(self, place: Place, session: Session, event: Event) -> None:
-        """Append an event to a session that is as the session object says; raise StaleSessionError otherwise."""
+    async def append(self, place: Place, session: Session, event: Event) -> str:
+        """Append an event to a session that is as the session object says, and return the revision that it then has.
+
+        Raises StaleSessionError where it is another one.
+        """
         data, deltas, revision = event_data(event), deltas_of(event.actions.state_delta), token_hex(8)
         prepared: list[Of] | None = None
         failed = _given_up()
@@ -142,7 +145,7 @@ class Sessions:
                 await withdraw(self._view, place, revision, prepared)
             raise
         await resolve(self._view, place, revision, prepared or [])
-        session.last_update_time, session._storage_update_marker = event.timestamp, revision
+        return revision
 
     async def delete(self, place: Place) -> None:
         """Delete a session and its events; what one commit has no room for is deleted after it."""

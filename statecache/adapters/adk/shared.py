@@ -8,7 +8,8 @@ Between these, and after a crash, a change is in doubt, and the session's head d
 for, it takes effect; still of the one before, it may do so yet, and stays; of any other, it never will, and goes. For
 the head names where its last event was prepared, and who appends the next resolves that first. What is prepared is
 resolved by comparing the state with the one that was read, so it takes effect once, whoever resolves it, and a process
-that was stopped in between finds it gone.
+that was stopped in between finds it gone. Who resolves an event's change has those of other sessions that have theirs
+take effect before it: one that is told to be appended is written over by nothing that was there before it.
 """
 
 from __future__ import annotations
@@ -76,10 +77,28 @@ async def _decided(
 ) -> None:
     """Carry verdicts out on the states of the app and of the user, side by side; raise the first error of both."""
     names = [place.app if of == "app" else place.user for of in prepared]
-    ended = await asyncio.gather(*(_decide(view, name, verdicts) for name in names), return_exceptions=True)
+    ended = await asyncio.gather(*(_decide_last(view, name, verdicts) for name in names), return_exceptions=True)
     for error in ended:
         if isinstance(error, BaseException):
             raise error
+
+
+async def _decide_last(view: AsyncNamespace[Any], name: str, verdicts: Mapping[str, bool]) -> None:
+    """Carry verdicts out on a state, behind all that has to take effect there by now."""
+    try:
+        await _decide(view, name, verdicts, by_itself=True)
+    except _Unlooked as unlooked:  # what is prepared from now on may take effect later
+        others = await _verdicts(view, unlooked.shared)
+        before = {revision: verdict for revision, verdict in others.items() if revision not in verdicts}
+        await _decide(view, name, {**before, **verdicts})
+
+
+class _Unlooked(Exception):
+    """More is prepared, of which nobody has looked whether it takes effect."""
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__("more is prepared")
+        self.shared = shared
 
 
 async def states_of(view: AsyncNamespace[Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -108,17 +127,24 @@ async def _verdicts(view: AsyncNamespace[Any], shared: Shared) -> dict[str, bool
     return verdicts
 
 
-async def _decide(view: AsyncNamespace[Any], name: str, verdicts: Mapping[str, bool]) -> Shared | None:
-    """Carry verdicts out on what is still prepared; return the state, or None where there is nothing to carry out."""
+async def _decide(
+    view: AsyncNamespace[Any], name: str, verdicts: Mapping[str, bool], *, by_itself: bool = False
+) -> Shared | None:
+    """Carry verdicts out on what is still prepared, in their order; return the state, or None where there is none.
+
+    Raises _Unlooked where something takes effect `by_itself` and more is prepared, which may have to do so before it.
+    """
 
     def decided(data: Any) -> Any:
         shared = None if data is None else _shared(data, name)
         if shared is None or not verdicts.keys() & shared.prepared.keys():
             raise Declined
+        if by_itself and any(verdicts.values()) and not shared.prepared.keys() <= verdicts.keys():
+            raise _Unlooked(shared)
         state = {**given(shared.state)}
-        for revision, change in shared.prepared.items():
-            if verdicts.get(revision):
-                state |= given(change.state)
+        for revision, takes_effect in verdicts.items():
+            if takes_effect and revision in shared.prepared:
+                state |= given(shared.prepared[revision].state)
         left = {revision: change for revision, change in shared.prepared.items() if revision not in verdicts}
         return _data(msgspec.structs.replace(shared, state=kept(state, 0, nul=False).data, prepared=left))
 
