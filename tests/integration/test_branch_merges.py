@@ -222,6 +222,32 @@ async def test_typed_values_are_merged_as_their_type_has_them(client: AsyncState
         await runs.merge("odd", "main")
 
 
+class Versioned(msgspec.Struct, frozen=True):
+    """What is read from an earlier version too."""
+
+    __schema_version__ = 2
+    said: list[str] = []
+    tags: frozenset[str] = frozenset()
+
+
+EARLIER: Any = msgspec.defstruct("Versioned", [("lines", list[str])])
+
+
+def _with_tags(old: Any) -> Any:
+    return {"said": old["lines"], "tags": ["old"]}
+
+
+async def test_what_is_upgraded_as_it_is_read_is_merged_too(client: AsyncStateCache) -> None:
+    runs = client.namespace("runs", type=Versioned, upgrade={1: _with_tags})
+    await client.set(MAIN, EARLIER(["a"]))
+    await runs.branch("main", "side")
+    await runs.update("main", lambda run: Versioned([*run.said, "ours"], run.tags | {"x"}))
+    await runs.update("side", lambda run: Versioned([*run.said, "theirs"], run.tags | {"y"}))
+    state = await runs.merge("side", "main")
+    assert state.value == Versioned(["a", "ours", "theirs"], frozenset({"old", "x", "y"}))
+    assert state.schema.startswith("Versioned@2#")
+
+
 class Tagged(msgspec.Struct, frozen=True):
     """What has sets in it."""
 

@@ -75,7 +75,7 @@ def plain(view: View[Any], key: str, side: Side) -> Any:
         return codec_for(Any).decode(side.value, key=key, encoding=side.form)
     typed = view.codec.decode(side.value, key=key, encoding=side.form, schema=side.schema)
     value, _ = view.codec.encode(typed, key=key, bytes_max=2**31)
-    return with_members(codec_for(Any).decode(value, key=key, encoding=view.codec.encoding), view.kind)
+    return with_members(codec_for(Any).decode(value, key=key, encoding=view.codec.encoding), view.codec.type)
 
 
 def shown(view: View[Any], key: str, side: Side) -> Any:

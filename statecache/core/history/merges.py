@@ -109,7 +109,7 @@ def _plain_write(view: View[Any], ours: Record, sides: Sequence[Side], value: An
     """Return the write of merged plain data: as the view's type, or encoded like ours, with the schema of all three."""
     if is_typed(view):
         form: Encoding = view.codec.encoding
-        value = with_lists(value, view.kind)
+        value = with_lists(value, view.codec.type)
         data, _ = codec_for(Any, form).encode(value, key=ours.key, bytes_max=view.value_bytes_max)
         typed = view.codec.decode(data, key=ours.key, encoding=form, schema=view.codec.schema)
         return view.write_of(ours.key, typed, expected=ours.tip, over=ours)
