@@ -170,7 +170,10 @@ def _names_of_model(kind: Any) -> Iterator[tuple[str, str]]:
 
 
 def _names_in(kind: Any) -> set[str]:
-    """Return the names of the stored fields of all records within a type, each behind its class's name."""
+    """Return the names of the stored fields of all records within a type, each behind its class's name.
+
+    A TypedDict is named itself: a schema without that is of a value that may hold more keys than its type names.
+    """
     names: set[str] = set()
     seen: dict[object, Any] = {}
     todo: list[Any] = [] if kind is Any else [inspect.type_info(kind)]
@@ -180,6 +183,8 @@ def _names_in(kind: Any) -> set[str]:
         if known not in seen:
             seen[known] = info
             owner = get_origin(known) or known
+            if isinstance(info, inspect.TypedDictType) and isinstance(owner, type):
+                names.add(f"{owner.__qualname__}, whole")
             for name, part in _parts_of(info):
                 names |= {f"{owner.__qualname__}.{name}"} if name and isinstance(owner, type) else set()
                 todo += [] if part is None else [part]

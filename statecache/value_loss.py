@@ -1,8 +1,8 @@
 """What storing a value would lose in silence: found by comparing it with what readers would get.
 
 Most of it shows where the two are unequal, and only there is looked for it: NaN and infinities, which JSON makes null;
-bytes that become text; keys of a dict that become text, or the same text; an instance of a subclass, which comes back
-as its base, without what the subclass adds; a number that a float cannot hold.
+bytes that become text; keys of a dict that become text, or the same text; keys that a TypedDict does not name; an
+instance of a subclass, which comes back as its base, without what the subclass adds; a number that a float cannot hold.
 
 What equality does not show, a type tells: a namedtuple is equal to a tuple, so where a type has tuples, the classes of
 what stands there are looked at. What only changes its form is let through: a defaultdict comes back as a dict, and
@@ -37,15 +37,15 @@ NAIVE = "it is a datetime without a time zone; give it one, for instance datetim
 _LOST_BYTES = "JSON would bring these bytes back as text; give a type that says bytes, or use the msgpack encoding"
 _SAME_KEYS = "two of its keys become the same text; rename one"
 _TEXT_KEYS = "its keys would come back as text; make text of them, or give a type that says numbers"
+_UNNAMED = "readers would not get it, for its TypedDict does not name it; name it there, or leave it out"
 _INEXACT = "a float cannot hold this number; round it, or give a type that says int"
 _BYTES = (bytes, bytearray, memoryview)
 _SCALARS = frozenset({str, int, float, bool, type(None), bytes})
 _LEAVES = _SCALARS | {datetime, bytearray, memoryview}
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _PLAIN = _LEAVES | {*_CONTAINERS}
-_END = object()
-_UNKNOWN = object()
-"""Stands for what readers would get, where that cannot be known."""
+_END, _UNKNOWN, _LEFT_OUT = object(), object(), object()
+"""Stand for the end of the parts, for what readers get where that cannot be known, and for what they do not get."""
 _is_identifier = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}").fullmatch
 _input_in_message = re.compile(r"input_value=.*?, (?=input_type=)", re.DOTALL)
 
@@ -84,6 +84,8 @@ def refuse_losses(value: Any, back: Any, key: str, *, typed: bool) -> None:
 def _loss(given: Any, got: Any, *, typed: bool) -> str:
     """Return why a part would lose something, or an empty text; its own parts are not looked at."""
     kind, gets = given.__class__, got.__class__
+    if got is _LEFT_OUT:
+        return _UNNAMED
     if kind is float and not math.isfinite(given):
         return f"{given} is not a number that can be stored; use None or text"
     if kind is int and gets is float and given != got:
@@ -110,7 +112,7 @@ def _pairs_of(given: Any, got: Any, *, alike: bool) -> list[Pair] | None:
     if alike and same and (kind in _CONTAINERS or isinstance(given, msgspec.Struct)) and given == got:
         return []
     if isinstance(given, dict):
-        return _pairs_of_dict(given, got if isinstance(got, dict) else {})
+        return _pairs_of_dict(given, got)
     if isinstance(given, (list, tuple)):
         known = isinstance(got, (list, tuple)) and len(got) == len(given)
         others = got if known else [_UNKNOWN] * len(given)
@@ -130,13 +132,14 @@ def _pairs_of(given: Any, got: Any, *, alike: bool) -> list[Pair] | None:
     return [(step_of(shown), part, getattr(got, name, _UNKNOWN)) for shown, name, part in fields]
 
 
-def _pairs_of_dict(given: dict[Any, Any], got: dict[Any, Any]) -> list[Pair]:
-    pairs, odd = [], []
+def _pairs_of_dict(given: dict[Any, Any], found: Any) -> list[Pair]:
+    pairs, odd, got = [], [], found if isinstance(found, dict) else {}
+    without = _LEFT_OUT if got is found and len(got) < len(given) else _UNKNOWN
     for name, part in given.items():
-        other = got.get(name, _UNKNOWN)
+        other = got.get(name, without)
         if name.__class__ is not str:
             odd.append((step_of(name), name, name if name in got else ""))
-            other = got.get(str(name), _UNKNOWN) if other is _UNKNOWN else other
+            other = got.get(str(name), _UNKNOWN) if other is without else other
         if part.__class__ not in _SCALARS or part != other:
             pairs.append((step_of(name), part, other))
     return pairs + odd
@@ -264,7 +267,8 @@ def is_model(kind: Any) -> bool:
 def is_record(kind: Any) -> bool:
     """Return whether a class is a Struct, a dataclass, an attrs class or a pydantic model."""
     marks = ("__struct_fields__", "__dataclass_fields__", "__attrs_attrs__")
-    return isinstance(kind, type) and (any(hasattr(kind, mark) for mark in marks) or is_model(kind))
+    is_one = isinstance(kind, type) and (any(hasattr(kind, mark) for mark in marks) or is_model(kind))
+    return is_one and not issubclass(kind, type)  # the class of Structs has the marks of its instances
 
 
 def class_of(info: Any) -> Any:
@@ -353,8 +357,7 @@ def _slot(info: inspect.Type, slots: dict[int, Slot]) -> Slot:
         return slots[id(info)]
     slot = slots[id(info)] = Slot()
     for member in info.types if isinstance(info, inspect.UnionType) else (info,):
-        named = isinstance(member, inspect.NamedTupleType)
-        slot.is_tuple |= named or isinstance(member, (inspect.TupleType, inspect.VarTupleType))
+        slot.is_tuple |= isinstance(member, (inspect.NamedTupleType, inspect.TupleType, inspect.VarTupleType))
         if isinstance(member, inspect.NamedTupleType):
             slot.named.add(class_of(member))
         slot.ways += [(way, _slot(inner, slots)) for way, inner in _ways_of(member)]

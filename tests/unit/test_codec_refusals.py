@@ -196,6 +196,17 @@ def test_what_cannot_be_encoded_is_refused_with_its_place(encoding: Encoding, va
     assert refused(Run(1, notes={"v": value}), Run, encoding).path == "$.notes.v"
 
 
+@both
+@pytest.mark.parametrize("kind", [Step, Basket, Order])
+def test_a_class_in_place_of_an_instance_is_refused_as_what_it_is(encoding: Encoding, kind: Any) -> None:
+    for value, path in ((kind, "$"), ([kind], "$[0]"), ({"a": kind}, "$.a")):
+        error = refused(value, encoding=encoding)
+        assert (error.path, error.reason.partition(" cannot ")[2]) == (
+            path, "be stored; make plain data or a Struct of it",
+        )  # fmt: skip
+    assert "it is a" in refused(kind, kind, encoding).reason
+
+
 @pytest.mark.parametrize(
     "value", [b"x", bytearray(b"x"), memoryview(b"x"), b""], ids=["bytes", "array", "view", "nothing"]
 )

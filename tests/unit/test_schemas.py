@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, TypedDict
 
 import msgspec
@@ -135,6 +136,14 @@ def test_what_a_type_leaves_out_is_found(encoding: Encoding, kind: Any, plain: A
         left_out(codec_for(kind, encoding).decode(data, key=KEY), codec_for(Any, encoding).decode(data, key=KEY))
         == path
     )
+
+
+def test_what_may_hold_more_than_its_typed_dict_names_is_looked_at_even_where_all_names_are_the_same() -> None:
+    before = f"Kept@1#{sha256(b'Kept.name').hexdigest()[:8]}"  # as it was written where no key was refused
+    codec = codec_for(Kept)
+    codec.refuse_to_drop(b'{"name":"a"}', key=KEY, encoding="json", schema=before)
+    with pytest.raises(SchemaNewer, match=r"does not know \$.other"):
+        codec.refuse_to_drop(b'{"name":"a","other":1}', key=KEY, encoding="json", schema=before)
 
 
 def test_a_newer_release_may_do_without_fields_where_its_version_says_so() -> None:

@@ -66,6 +66,13 @@ class Kept(TypedDict, total=False):
     pair: tuple[int, int]
 
 
+class Noted(msgspec.Struct):
+    """What has TypedDicts in it."""
+
+    kept: Kept | None = None
+    by_name: dict[str, list[Kept]] = {}
+
+
 @dataclass
 class Box:
     steps: list[Step] = field(default_factory=list)
@@ -125,6 +132,23 @@ def test_a_namedtuple_is_refused_where_readers_get_another_tuple(
     assert "and readers would get a tuple" in error.reason
 
 
+@both
+@pytest.mark.parametrize(
+    ("value", "kind", "path"),
+    [
+        ({"z": 1}, Kept, "$.z"),
+        ({"pair": (1, 2), "a b": 2}, Kept, "$['a b']"),
+        ([{}, {"pair": (1, 2), "z": {"a": 1}}], list[Kept], "$[1].z"),
+        (Noted({"z": 1}), Noted, "$.kept.z"),  # type: ignore[arg-type]
+        (Noted(by_name={"a": [{}, {"z": 1}]}), Any, "$.by_name.a[1].z"),  # type: ignore[typeddict-unknown-key]
+    ],
+)
+def test_a_key_that_a_typed_dict_does_not_name_is_refused(encoding: Encoding, value: Any, kind: Any, path: str) -> None:
+    error = refused(value, kind, encoding)
+    assert error.path == path
+    assert "readers would not get it" in error.reason
+
+
 @pytest.mark.parametrize(
     ("value", "kind", "path"),
     [
@@ -156,6 +180,8 @@ def test_a_number_that_a_float_cannot_hold_is_refused(encoding: Encoding) -> Non
         (Message(role="user", content="x"), Message),
         (Box([Step("a")], {"a": [(1, 2)]}), Box),
         (AgentRun(goal="x", plan=("a", "b")), AgentRun),
+        (Noted({"pair": (1, 2)}, {"a": [{}]}), Noted),
+        ([{}, {"pair": (1, 2)}], list[Kept]),
     ],
 )
 def test_what_comes_back_equal_and_whole_is_stored(encoding: Encoding, value: Any, kind: Any) -> None:
