@@ -165,10 +165,11 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
         The function may be called several times, and may raise to abort: what it raises is passed on once the state
         that it was given is known to be the current one. Callers in this process take turns, and so do processes once
         they have met. `default` is a value, or a class or function that makes one, for a key that does not exist;
-        without it NotFound is raised. What is written ends when the state was to end, unless `ttl` or the namespace
-        says how long it lasts from now on. Raises SchemaNewer where the state holds more than `type` knows, as one that
-        a newer release wrote. `timeout` is for all of it, the function included: once it has passed, a conflict raises
-        VersionConflict instead of another attempt.
+        without it NotFound is raised. With `type` the function is given, and returns, a value of it, which is checked
+        before anything is written: another one raises CodecError. What is written ends when the state was to end,
+        unless `ttl` or the namespace says how long it lasts from now on. Raises SchemaNewer where the state holds more
+        than `type` knows, as one that a newer release wrote. `timeout` is for all of it, the function included: once it
+        has passed, a conflict raises VersionConflict instead of another attempt.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
         refuse_no_function(function, "update")
@@ -195,7 +196,7 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
                     continue
                 if monotonic() > end:
                     raise lost or RedisUnavailable("timeout", detail=_SLOW, hint=_SLOW_HINT)
-                write = self._view.write_of(key, value, expected=record.tip, ttl=ttl, over=record)
+                write = self._view.write_of(key, value, expected=record.tip, ttl=ttl, over=record, type=type)
                 try:
                     with _beaten(lost, end):
                         state = await self._view.commit_one(

@@ -131,19 +131,24 @@ class View(Generic[D]):
 
     def write_of(
         self, key: str, value: Any, *, expected: str, assume_new: bool = False, ttl: Ttl | None = None,
-        over: Record | None = None,
+        over: Record | None = None, type: Any = None,  # noqa: A002
     ) -> Write:  # fmt: skip
-        """Return the write of a value, encoded before any effect.
+        """Return the write of a value, encoded before any effect; with `type` as a namespace of that type has it.
 
         It lasts as long as `ttl` says, or the namespace, or as what it is written over, or for ever.
         """
-        codec = self.codec
+        codec = self.codec if type is None else codec_for(type, self.policy.encoding)
         encoding: str = codec.encoding
         if ttl is not None or self.lasts_ms is not None:
             encoding = lasting(encoding, self.lasting_ms(ttl))
         elif over is not None and over.exists and len(over.encoding) > PLAIN_MAX:
             encoding = ending(encoding, expires_at(over.encoding))
         data, seen = codec.encode(value, key=key, bytes_max=self.value_bytes_max)
+        schema = codec.schema
+        if type is not None and schema[:1] in ("", "#"):  # a union, for instance: a record is of its own class
+            schema = codec_for(Any, codec.encoding).of(value).schema or schema
+        elif not schema and value.__class__ is not dict:
+            schema = codec.of(value).schema
         return Write(
             key=key,
             op="set",
@@ -151,7 +156,7 @@ class View(Generic[D]):
             value=data,
             seen=seen,
             encoding=encoding,
-            schema=codec.schema if codec.schema or value.__class__ is dict else codec.of(value).schema,
+            schema=schema,
             ttl_ms=self.ttl_ms,
             assume_new=assume_new,
         )

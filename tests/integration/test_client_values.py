@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Set, Settings
-from statecache.errors import CodecError, LimitExceeded, UsageError
+from statecache.errors import CodecError, LimitExceeded, SchemaNewer, UsageError
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush
@@ -35,6 +35,12 @@ class Renamed(msgspec.Struct):
     """The same, with another name for its field."""
 
     aim: str
+
+
+class Named(TypedDict, total=False):
+    """Plain data of which the keys are known."""
+
+    goal: str
 
 
 @dataclass
@@ -153,3 +159,48 @@ async def test_a_value_of_before_a_rename_says_how_to_go_on(client: AsyncStateCa
     await client.set(KEY, Job("buy"))
     with pytest.raises(CodecError, match="give a new field a default, a renamed one its old name"):
         await client.get(KEY, type=Renamed)
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+async def test_an_update_with_a_type_gives_writes_and_returns_values_of_it(
+    client: AsyncStateCache, encoding: Any
+) -> None:
+    plain = client.namespace("runs", encoding=encoding)
+    await plain.set("1", Dated(NOON))
+    later = NOON.replace(hour=13)
+    for view in (plain, client.namespace("runs", type=Job, encoding=encoding)):
+        state = await view.update("1", lambda dated: Dated(dated.at.replace(hour=13)), type=Dated)
+        assert (state.value, state.schema[:8]) == (Dated(later), "Dated@1#")
+        assert await view.get("1", type=Dated) == state
+    made = await plain.update("2", lambda jobs: {**jobs, "b": Job("sell")}, type=dict[str, Job], default=dict)
+    assert made.value == {"b": Job("sell")}
+    assert made.schema == (await plain.namespace("jobs", type=dict[str, Job], encoding=encoding).set("2", {})).schema
+
+
+async def test_an_update_writes_nothing_that_is_not_of_its_type(client: AsyncStateCache) -> None:
+    before = await client.set(KEY, Job("buy"))
+    for other, kind in (("text", "str"), ({"goal": "sell"}, "dict"), (Renamed("sell"), "Renamed")):
+        with pytest.raises(CodecError, match=f"it is a {kind}, not a Job"):
+            await client.update(KEY, lambda job, other=other: other, type=Job)  # type: ignore[misc]
+    assert await client.get(KEY) == before
+
+
+async def test_what_an_update_writes_is_stamped_with_its_own_class(client: AsyncStateCache) -> None:
+    of_job = (await client.set(KEY, Job("buy"))).schema
+    assert of_job.startswith("Job@1#")
+    types: list[Any] = [None, Job, Job | None, object]
+    for type_ in types:
+        assert (await client.update(KEY, lambda job: Job("sell"), type=type_)).schema == of_job
+    assert (await client.update(KEY, lambda value: {"goal": "x"}, type=dict)).schema == ""
+
+
+async def test_keys_that_a_typed_dict_does_not_name_are_dropped_by_nobody(client: AsyncStateCache) -> None:
+    named = client.namespace("runs", type=Named)
+    before = await client.set(KEY, {"goal": "buy", "more": 1})
+    with pytest.raises(CodecError, match=r"\$.more: readers would not get it"):
+        await named.set("1", {"goal": "buy", "more": 1})  # type: ignore[typeddict-unknown-key]
+    with pytest.raises(SchemaNewer, match=r"\$.more"):
+        await named.update("1", lambda value: value)
+    with pytest.raises(SchemaNewer, match=r"\$.more"):
+        await client.update(KEY, lambda value: value, type=Named)
+    assert await client.get(KEY) == before

@@ -182,6 +182,20 @@ async def test_a_conflict_over_the_value_is_applied_again_without_the_function(
     assert len(bank.charged) == 1
 
 
+async def test_what_apply_makes_is_of_the_state_type_or_is_not_written(client: AsyncStateCache, bank: Bank) -> None:
+    before: Any = await client.create(KEY, AgentRun(goal="refund"))
+    how: dict[str, Any] = {"type": Receipt, "state_type": AgentRun}
+    with pytest.raises(CodecError, match="it is a str, not a AgentRun"):
+        await client.step(KEY, "charge", bank.charge, "order 7", apply=lambda run, receipt: "paid", **how)
+    assert await client.get(KEY) == before
+    view = client.namespace("runs", type=dict[str, int])
+    await view.step("42", "charge", bank.charge, "order 7", apply=charged, **how)
+    state = await client.get(KEY, type=AgentRun)
+    assert state is not None
+    assert (state.value.completed, state.schema) == (("charge",), before.schema)
+    assert len(bank.charged) == 1
+
+
 async def test_two_agents_never_run_one_step_at_once(make_client: MakeClient, settings: Settings, bank: Bank) -> None:
     agents = [make_client(settings) for _ in range(4)]
     for number in range(10):

@@ -313,7 +313,7 @@ class StepCall:
         value = await self._runtime.redis.io.called(apply(self._value_of(before), result))
         if value is None:
             raise UsageError("the function given as apply= returned None", hint="Return the new value.")
-        return self._view.write_of(self._key, value, expected=before.tip, over=before)
+        return self._view.write_of(self._key, value, expected=before.tip, over=before, type=self._terms.state_type)
 
     async def _overtaken(self, step: StepRecord) -> Any:
         """Return the result that somebody else kept of the same effect; raise StepUnknown where nobody has."""
