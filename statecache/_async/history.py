@@ -12,7 +12,7 @@ from statecache.changes import Change
 from statecache.checkpoints import Checkpoint
 from statecache.clock import monotonic
 from statecache.codec import codec_for
-from statecache.core.arguments import checked_moment, checked_position
+from statecache.core.arguments import checked_moment, checked_position, refuse_no_limit
 from statecache.core.history.reader import VERSION_MAX, Point
 from statecache.core.history.targets import Target, checked_aim, point_of_version, target_of
 from statecache.core.own_records import OWN_SCHEMAS
@@ -75,8 +75,7 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
         PostgresUnavailable.
         """
         view, key = self._view, checked_key(self._view.full(name))
-        if limit is not None and (not isinstance(limit, int) or limit < 0):
-            raise UsageError(f"limit={limit!r} is not a number of changes")
+        refuse_no_limit(limit)
         first = await self._first(key, since, timeout)
         last = await self._last(key, until, timeout)
         codec = view.codec if type is None else codec_for(type, view.policy.encoding)

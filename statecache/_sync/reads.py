@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from statecache.clock import boottime, monotonic
 from statecache.concurrency import iterated, run
-from statecache.core.arguments import refuse_no_names, refuse_no_version
+from statecache.core.arguments import refuse_no_limit, refuse_no_names, refuse_no_version
 from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.read.listed import LIMIT_MAX, ORDERS, Listed, Order
 from statecache.core.view import VerbGroup, expected_of
@@ -89,6 +89,8 @@ class Reads(VerbGroup[D], Generic[D]):
             view.refuse_unlike(default, type)
             view.mode_of(read, max_stale)
             refuse_no_version(min_version)
+        if timeout is not None:
+            view.moment_of(timeout)
         if name.__class__ is str and (view.reads == "local" if read is None else read == "local"):
             entry = view.near.look(view.prefix + name, boottime(), inf if max_stale is None else max_stale)
             if entry is not None and (not min_version or entry.record.version >= min_version):
@@ -167,8 +169,7 @@ class Reads(VerbGroup[D], Generic[D]):
         """Return what a listing is about, or raise UsageError."""
         if order not in ORDERS:
             raise UsageError(f"order {order!r} is not one of {', '.join(map(repr, ORDERS))}")
-        if limit is not None and not (isinstance(limit, int) and limit >= 1):
-            raise UsageError(f"limit={limit!r} is not a whole number above 0")
+        refuse_no_limit(limit)
         if order in ("newest", "oldest") and not self._view.full(prefix):
             hint = "Give its prefix, like 'runs/'; namespaces() lists them."
             raise UsageError("by age one namespace is listed at a time", hint=hint)

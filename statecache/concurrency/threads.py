@@ -30,6 +30,7 @@ from statecache.concurrency.sockets import (
 )
 from statecache.concurrency.starting import start
 from statecache.concurrency.waking import ThreadSignal
+from statecache.errors import UsageError
 
 T = TypeVar("T")
 _reading: set[int] = set()
@@ -108,12 +109,12 @@ class Threads(Concurrency):
         thread.join(seconds)
 
     async def called(self, value: Any) -> Any:
-        """Return the result of a user's function; raise TypeError where the function is asynchronous."""
+        """Return the result of a user's function; raise UsageError where the function is asynchronous."""
         if isawaitable(value):
             close = getattr(value, "close", None)
             if close is not None:
                 close()
-            raise TypeError("StateCache takes plain functions; use AsyncStateCache for an async one")
+            raise UsageError("StateCache takes plain functions, not async ones", hint="AsyncStateCache takes both.")
         return value
 
     def place(self) -> object:

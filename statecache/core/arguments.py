@@ -88,6 +88,12 @@ def checked_moment(moment: Any, name: str) -> datetime:
         raise UsageError(f"{name}={moment!r} is not within the years 1 to 9999 of UTC") from None
 
 
+def refuse_no_limit(limit: Any) -> None:
+    """Raise UsageError for what is no number of things to be given at most; None is as many as there are."""
+    if limit is not None and not (isinstance(limit, int) and limit >= 1):
+        raise UsageError(f"limit={limit!r} is not a whole number above 0")
+
+
 def refuse_no_version(version: Any) -> None:
     """Raise UsageError for a version that a key cannot have reached."""
     if isinstance(version, bool) or not (isinstance(version, int) and version >= 0):

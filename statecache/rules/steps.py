@@ -173,7 +173,7 @@ def check_calls(
 ) -> None:
     """Raise UsageError where a step's functions cannot be called as they will be; later nobody would know what ran.
 
-    Where only `plain` functions can be called, raise TypeError for one that has to be awaited.
+    Where only `plain` functions can be called, one that has to be awaited is refused.
     """
     calls = [
         ("the function", function, ("step", *args), f"(step{', …' if args else ''})"),
@@ -186,7 +186,7 @@ def check_calls(
         if not callable(called):
             raise UsageError(f"{what} of a step cannot be called")
         if plain and inspect.iscoroutinefunction(called):
-            raise TypeError("StateCache takes plain functions; use AsyncStateCache for an async one")
+            raise UsageError("StateCache takes plain functions, not async ones", hint="AsyncStateCache takes both.")
         try:  # a decorator is called as it stands, and may pass on more or less
             signature = inspect.signature(called, follow_wrapped=False)
         except (TypeError, ValueError):  # some builtins do not tell

@@ -63,6 +63,15 @@ async def test_a_process_reads_its_own_writes_at_once(one: AsyncStateCache) -> N
     assert await one.get(KEY) is None
 
 
+async def test_a_time_that_is_none_is_refused_by_a_read_from_here_too(one: AsyncStateCache) -> None:
+    await one.set(KEY, 1)
+    await kept(one)
+    timeouts: list[Any] = [0, -1, "5"]
+    for timeout in timeouts:
+        with pytest.raises(UsageError, match=f"timeout={timeout} is not a number of seconds"):
+            await one.get(KEY, timeout=timeout)
+
+
 async def test_absences_and_tombstones_are_kept_too(one: AsyncStateCache, other: AsyncStateCache) -> None:
     assert await one.get(KEY) is None
     await kept(one)

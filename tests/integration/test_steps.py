@@ -229,7 +229,7 @@ async def test_whoever_wants_a_running_step_waits_for_its_result(client: AsyncSt
 async def test_the_synchronous_client_refuses_an_async_function(sync_cache: Any) -> None:
     async def charge(step: Step) -> None: ...
 
-    with pytest.raises(TypeError, match="AsyncStateCache"):
+    with pytest.raises(UsageError, match="AsyncStateCache"):
         await asyncio.to_thread(sync_cache.step, KEY, "charge", charge)
     assert await asyncio.to_thread(sync_cache.step, KEY, "charge", lambda step: "it never began") == "it never began"
 

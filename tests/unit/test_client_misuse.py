@@ -74,3 +74,26 @@ async def test_a_transaction_deletes_what_is_there_once(cache: AsyncStateCache, 
     state = await cache.get(KEY)
     assert state is not None
     assert state.value == 3
+
+
+async def _grown(*_: Any) -> int:
+    return 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda cache: cache.update(KEY, _grown),
+        lambda cache: cache.update(KEY, lambda value: _grown(value)),
+        lambda cache: cache.transact([KEY], _grown),
+        lambda cache: cache.step(KEY, "s", _grown),
+        lambda cache: cache.step(KEY, "s", lambda step: 1, apply=_grown),
+    ],
+    ids=["update", "update that awaits", "transact", "step", "apply"],
+)
+def test_the_synchronous_client_refuses_async_functions(call: Call) -> None:
+    with memory() as cache:
+        before = cache.set(KEY, 1)
+        with pytest.raises(UsageError, match=r"plain functions, not async ones. AsyncStateCache takes both"):
+            call(cache)
+        assert cache.get(KEY) == before

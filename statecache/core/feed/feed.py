@@ -63,7 +63,7 @@ class Feed:
     """One reader's way through the changes under a prefix: batches of rows, and how far they were given."""
 
     def __init__(self, runtime: Runtime, prefix: str, since: Since, *, follow: bool = True) -> None:
-        shard = checked_prefix_of_list(prefix, runtime.keys.shards)[1] if prefix else None
+        shard = None if prefix == "" else checked_prefix_of_list(prefix, runtime.keys.shards)[1]
         self._shards = range(runtime.keys.shards) if shard is None else range(shard, shard + 1)
         self._runtime, self.prefix, self._since, self._follow = runtime, prefix, since, follow
         if since is not None and not self.begins_now:

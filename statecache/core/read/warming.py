@@ -40,7 +40,10 @@ class Warmer:
         self._hydrator = hydrator
 
     async def warm(self, keys: Sequence[str], *, seconds: float) -> int:
-        """Load the keys and return how many are kept here now; `seconds` bounds each exchange with a server."""
+        """Load the keys and return how many states are kept here now, absences apart.
+
+        `seconds` bounds each exchange with a server.
+        """
         missing: dict[int, list[str]] = {}
         for some in in_parts(keys, _ASKED_AT_ONCE):
             for key in await self._missing(some, seconds):
@@ -61,7 +64,7 @@ class Warmer:
         return [key for key, reply in zip(keys, replies, strict=True) if not reply]
 
     async def _kept(self, keys: Sequence[str], seconds: float) -> int:
-        """Read keys over the tracked connection, where there is one, and return how many it brought."""
+        """Read keys over the tracked connection, where there is one, and return how many states it brought."""
         if not (self._near.keeps and await self._tracked.comes_up(seconds)):
             return 0
         readings: list[Reading] = []
@@ -76,6 +79,6 @@ class Warmer:
             await self._tracked.ask(*mine, seconds=seconds)
         brought = 0
         for reading in readings:
-            if await reading.signal.wait(max(end - monotonic(), 0.0)) and reading.record is not None:
-                brought += self._near.seen(reading.key, (reading.record.epoch, reading.record.version))
+            if await reading.signal.wait(max(end - monotonic(), 0.0)) and (record := reading.record) is not None:
+                brought += self._near.seen(record.key, (record.epoch, record.version)) and record.exists
         return brought
