@@ -1,7 +1,7 @@
 """What storing a value would lose in silence: found by comparing it with what readers would get.
 
 Most of it shows where the two are unequal, and only there is looked for it: NaN and infinities, which JSON makes null;
-bytes that become text; keys of a dict that become text, or the same text; keys that a TypedDict does not name; an
+bytes that become text; keys of a dict that become text, or the same text; keys that a type does not name; an
 instance of a subclass, which comes back as its base, without what the subclass adds; a number that a float cannot hold.
 
 What equality does not show, a type tells: a namedtuple is equal to a tuple, so where a type has tuples, the classes of
@@ -37,7 +37,7 @@ NAIVE = "it is a datetime without a time zone; give it one, for instance datetim
 _LOST_BYTES = "JSON would bring these bytes back as text; give a type that says bytes, or use the msgpack encoding"
 _SAME_KEYS = "two of its keys become the same text; rename one"
 _TEXT_KEYS = "its keys would come back as text; make text of them, or give a type that says numbers"
-_UNNAMED = "readers would not get it, for its TypedDict does not name it; name it there, or leave it out"
+_UNNAMED = "readers would not get it, for its type does not name it; name it there, or leave it out"
 _INEXACT = "a float cannot hold this number; round it, or give a type that says int"
 _BYTES = (bytes, bytearray, memoryview)
 _SCALARS = frozenset({str, int, float, bool, type(None), bytes})
@@ -116,11 +116,8 @@ def _pairs_of(given: Any, got: Any, *, alike: bool) -> list[Pair] | None:
     if isinstance(given, (list, tuple)):
         known = isinstance(got, (list, tuple)) and len(got) == len(given)
         others = got if known else [_UNKNOWN] * len(given)
-        return [
-            (f"[{at}]", part, other)
-            for at, (part, other) in enumerate(zip(given, others, strict=True))
-            if part.__class__ not in _SCALARS or part != other
-        ]
+        pairs = enumerate(zip(given, others, strict=True))
+        return [(f"[{at}]", one, other) for at, (one, other) in pairs if one.__class__ not in _SCALARS or one != other]
     if isinstance(given, (set, frozenset)):
         like = next(iter(got), _UNKNOWN) if isinstance(got, (set, frozenset)) else _UNKNOWN
         return [("[...]", part, like) for part in given if like is _UNKNOWN or part not in got]
@@ -133,8 +130,9 @@ def _pairs_of(given: Any, got: Any, *, alike: bool) -> list[Pair] | None:
 
 
 def _pairs_of_dict(given: dict[Any, Any], found: Any) -> list[Pair]:
-    pairs, odd, got = [], [], found if isinstance(found, dict) else {}
-    without = _LEFT_OUT if got is found and len(got) < len(given) else _UNKNOWN
+    pairs, odd = [], []
+    got, is_whole = (found, len(found) == len(given)) if isinstance(found, dict) else _read_by(found)
+    without = _UNKNOWN if is_whole else _LEFT_OUT
     for name, part in given.items():
         other = got.get(name, without)
         if name.__class__ is not str:
@@ -143,6 +141,13 @@ def _pairs_of_dict(given: dict[Any, Any], found: Any) -> list[Pair]:
         if part.__class__ not in _SCALARS or part != other:
             pairs.append((step_of(name), part, other))
     return pairs + odd
+
+
+def _read_by(record: Any) -> tuple[dict[str, Any], bool]:
+    """Return what a record reads of a dict, by the names that are stored, and whether it may read more than that."""
+    tag: dict[Any, Any] = {record.__struct_config__.tag_field: ""} if isinstance(record, msgspec.Struct) else {}
+    fields = None if is_model(record.__class__) else _fields_of(record)
+    return {shown: part for shown, _, part in fields or ()} | tag, fields is None
 
 
 def _fields_of(node: Any) -> list[tuple[str, str, Any]] | None:
@@ -158,9 +163,6 @@ def _fields_of(node: Any) -> list[tuple[str, str, Any]] | None:
         return None
     members = dataclasses.fields(node) if dataclasses.is_dataclass(node) else kind.__attrs_attrs__
     return [(one.name, one.name, getattr(node, one.name, None)) for one in members]
-
-
-# What cannot be stored at all
 
 
 def refuse_bad_parts(value: Any, key: str, *, write: Write, encoding: str) -> None:
@@ -279,9 +281,6 @@ def class_of(info: Any) -> Any:
 def name_of(kind: Any) -> str:
     """Return the name of a type."""
     return kind.__qualname__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
-
-
-# What equality does not show
 
 
 class Slot:

@@ -14,7 +14,20 @@ from statecache.codec import codec_for
 from statecache.model import Encoding
 from statecache.value_loss import NESTING_MAX, slot_of
 from tests.support.calls import calls_of
-from tests.support.sample_values import KEY, LongRun, Loose, Message, Run, Step, both, refused, returned, stored
+from tests.support.sample_values import (
+    KEY,
+    LongRun,
+    Loose,
+    Message,
+    OpenOrder,
+    Order,
+    Run,
+    Step,
+    both,
+    refused,
+    returned,
+    stored,
+)
 
 
 class LongStep(Step, frozen=True):
@@ -64,6 +77,12 @@ class Deep(msgspec.Struct):
 
 class Kept(TypedDict, total=False):
     pair: tuple[int, int]
+
+
+class Marked(msgspec.Struct, tag=True, rename="camel"):
+    """What has other names where it is stored."""
+
+    some_step: int = 0
 
 
 class Noted(msgspec.Struct):
@@ -141,9 +160,14 @@ def test_a_namedtuple_is_refused_where_readers_get_another_tuple(
         ([{}, {"pair": (1, 2), "z": {"a": 1}}], list[Kept], "$[1].z"),
         (Noted({"z": 1}), Noted, "$.kept.z"),  # type: ignore[arg-type]
         (Noted(by_name={"a": [{}, {"z": 1}]}), Any, "$.by_name.a[1].z"),  # type: ignore[typeddict-unknown-key]
+        ([{"name": "a"}, {"name": "b", "z": 1}], list[Step], "$[1].z"),
+        (Places(step={"name": "a", "z": 1}), Places, "$.step.z"),  # type: ignore[arg-type]
+        ([{"below": [{"step": {"name": "a", "z": 1}}]}], list[Places], "$[0].below[0].step.z"),
+        ({"a": {"steps": [], "z": 1}}, dict[str, Box], "$.a.z"),
+        ({"a": {"type": "Marked", "z": 1}}, dict[str, Marked], "$.a.z"),
     ],
 )
-def test_a_key_that_a_typed_dict_does_not_name_is_refused(encoding: Encoding, value: Any, kind: Any, path: str) -> None:
+def test_a_key_that_a_type_does_not_name_is_refused(encoding: Encoding, value: Any, kind: Any, path: str) -> None:
     error = refused(value, kind, encoding)
     assert error.path == path
     assert "readers would not get it" in error.reason
@@ -186,6 +210,21 @@ def test_a_number_that_a_float_cannot_hold_is_refused(encoding: Encoding) -> Non
 )
 def test_what_comes_back_equal_and_whole_is_stored(encoding: Encoding, value: Any, kind: Any) -> None:
     assert returned(value, kind, encoding) == value
+
+
+@both
+@pytest.mark.parametrize(
+    ("value", "kind", "back"),
+    [
+        ([{"name": "a", "score": 1}], list[Step], [Step("a", 1.0)]),
+        ({"a": {"type": "Marked", "someStep": 1}}, dict[str, Marked], {"a": Marked(1)}),
+        ({"a": {"steps": [{"name": "a"}]}}, dict[str, Box], {"a": Box([Step("a")])}),
+        ([{"id": 1, "w": 2.5}], list[Order], [Order(id=1, w=2.5)]),
+        ([{"id": 1, "more": 2}], list[OpenOrder], [OpenOrder.model_validate({"id": 1, "more": 2})]),
+    ],
+)
+def test_a_dict_that_a_record_reads_whole_is_stored(encoding: Encoding, value: Any, kind: Any, back: Any) -> None:
+    assert returned(value, kind, encoding) == back
 
 
 @both
