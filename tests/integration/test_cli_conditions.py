@@ -119,6 +119,15 @@ async def _redis_disk_full(world: World) -> None:
         assert "Postgres" not in str(caught.value)
 
 
+async def _replicas_away(world: World) -> None:
+    world.ending.enter_context(_configured(world.raw, **{"min-replicas-to-write": "1"}))
+    async with AsyncStateCache(settings=world.settings.model_copy(update={"timeout_s": 1.0})) as cache:
+        with pytest.raises(RedisUnavailable, match="NOREPLICAS: Not enough good replicas to write"):
+            await cache.set("runs/1", 1)
+        with pytest.raises(RedisUnavailable, match="NOREPLICAS: Not enough good replicas to write"):
+            await cache.lock("runs/1").__aenter__()
+
+
 def _saved(raw: Any, status: str) -> None:
     while True:
         told = raw.info("persistence")
@@ -209,6 +218,7 @@ CONDITIONS: dict[str, tuple[Callable[[World], Any], tuple[str, ...]]] = {
     ),
     "Redis is full": (_redis_full, ("Redis is full of what may not be evicted", "raise maxmemory")),
     "Redis' disk is full": (_redis_disk_full, ("Redis could not write", "look at its disk")),
+    "Redis lacks replicas": (_replicas_away, ("refuses every commit and every lock (NOREPLICAS)", "CONFIG SET")),
     "a gate is closed": (_gate_closed, ("the gate of shard 1 is closed", "`statecache epoch adopt all --from REPLID`")),
     "a shard takes no commits": (_shard_bricked, ("shard 2 takes no commits", "which no commit has written")),
     "a worker cannot flush": (_worker_hindered, ("cannot serve: Redis is unavailable", "NOPERM", "remove the cause")),

@@ -89,7 +89,7 @@ async def test_lag_is_told_in_entries_bytes_and_time_with_the_worst_shards(cli: 
 async def test_a_shard_without_a_worker_calls_for_a_person(cli: CommandLine) -> None:
     shown = await cli.beside("status")
     assert shown.status == 1
-    assert "4 of 4 shards have no worker: start one with `statecache worker`\n" in shown.out
+    assert "4 of 4 shards have no worker: start one with `statecache worker`; where one runs, its log says" in shown.out
 
 
 async def test_a_closed_gate_calls_for_a_person(

@@ -10,14 +10,16 @@ import pytest
 from statecache.cli.doctor import postgres as doctor_postgres
 from statecache.cli.doctor import redis as doctor_redis
 from statecache.cli.doctor.command import _against_postgres, _worth, between
-from statecache.cli.doctor.postgres import OF_AGENTS, OF_WORKERS, PostgresFacts
+from statecache.cli.doctor.postgres import PostgresFacts
+from statecache.cli.doctor.postgres_rights import AGENT_READS, FUNCTIONS, WORKER_READS, WORKER_WRITES, lacking_of
 from statecache.cli.doctor.redis import RedisFacts
+from statecache.cli.status.replicas import replicas_min_of, too_few_replicas
 from statecache.keys import GROUP_RULE, HASH
 from statecache.settings import Settings
 from statecache.sql import CODE, migrations
 
 SETTINGS = Settings(redis_url="redis://x/0", postgres_url="postgresql://x/y")
-EVERYTHING = dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), True)
+NOTHING_REFUSED: dict[str, list[str]] = {"SELECT": [], "INSERT": [], "UPDATE": [], "DELETE": []}
 REDIS = RedisFacts(
     info={"redis_version": "7.4.0", "role": "master", "connected_slaves": "0", "maxmemory": "1000",
           "maxmemory_policy": "volatile-lru", "aof_enabled": "1", "aof_last_write_status": "ok"},
@@ -33,8 +35,9 @@ POSTGRES = PostgresFacts(
               "max_connections": "100", "superuser_reserved_connections": "3",
               "idle_in_transaction_session_timeout": "60000", "default_transaction_read_only": "off"},
     standby=False, role="me", encoding="UTF8", standbys=[], connections=5,
-    tables=dict.fromkeys({**OF_AGENTS, **OF_WORKERS}, EVERYTHING),
-    may_use=True, begin_epoch=True, report_lost=True, applied=[step.number for step in migrations("statecache")],
+    tables=dict.fromkeys({*AGENT_READS, *WORKER_READS, *WORKER_WRITES}, NOTHING_REFUSED),
+    may_use=True, functions={name: True for some in FUNCTIONS for name in some.names},
+    applied=[step.number for step in migrations("statecache")],
     cluster=("one", 64, HASH, GROUP_RULE, "sc", CODE), ahead_s=0.0,
 )  # fmt: skip
 
@@ -65,6 +68,8 @@ def test_servers_in_order_give_no_finding_at_all() -> None:
          "min-replicas-to-write is 0 with 2 replicas", "warning"),
         ({"info": {"connected_slaves": "1"}, "config": {"client-output-buffer-limit": "slave 33554432 0 0"}},
          "client-output-buffer-limit for replicas is 33554432 bytes", "warning"),
+        ({"info": {"connected_slaves": "2", "min_slaves_good_slaves": "1"}, "config": {"min-replicas-to-write": "2"}},
+         "too few replicas: 1 replicas keep up with it, and min-replicas-to-write asks for 2", "error"),
         ({"info": {"cluster_enabled": "1"}}, "this is a Redis Cluster node", "warning"),
         ({"info": {"aof_last_write_status": "err"}}, "the append-only file could not be written", "error"),
         ({"info": {"rdb_last_bgsave_status": "err"}}, "the last snapshot failed", "warning"),
@@ -79,6 +84,22 @@ def test_replicas_that_are_not_there_need_no_settings() -> None:
     assert of_redis(config={"min-replicas-to-write": "0", "client-output-buffer-limit": "slave 1 0 0"}) == {}
     unlimited = {"client-output-buffer-limit": "replica 0 0 0"}
     assert of_redis(info={"connected_slaves": "1"}, config=unlimited) == {}
+
+
+def test_as_many_replicas_as_are_asked_for_are_in_order() -> None:
+    keeping_up = {"connected_slaves": "2", "min_slaves_good_slaves": "2"}
+    assert of_redis(info=keeping_up, config={"min-replicas-to-write": "2"}) == {}
+    assert "too few replicas" not in str(of_redis(info=keeping_up, config_refused="NOPERM"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [([b"min-replicas-to-write", b"2"], 2), ([], None), (Exception("NOPERM"), None), (None, None)],
+)
+def test_status_reads_how_many_replicas_are_asked_for_where_that_is_shown(asked: Any, told: int | None) -> None:
+    assert replicas_min_of(asked) == told
+    one = {"min_slaves_good_slaves": "1"}
+    assert bool(too_few_replicas(one, told)) == (told == 2)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +124,26 @@ def test_replicas_that_are_not_there_need_no_settings() -> None:
 )  # fmt: skip
 def test_postgres(facts: dict[str, Any], what: str, severity: str) -> None:
     assert of_postgres(**facts) == {what: severity}
+
+
+@pytest.mark.parametrize(
+    ("refused", "told"),
+    [
+        ({"shard": {"UPDATE": ["flushed", "shard"]}}, "UPDATE (flushed) on shard"),
+        ({"shard": {"UPDATE": ["owner", "lease_until"]}}, "UPDATE (owner, lease_until) on shard"),
+        ({"shard": {"UPDATE": [*WORKER_WRITES["shard"]["UPDATE"], "shard"]}}, "UPDATE on shard"),
+        ({"shard": {"UPDATE": ["shard"], "INSERT": ["shard"]}}, ""),
+        ({"worker": {"DELETE": ["worker"], "INSERT": ["id"]}}, "INSERT on worker, DELETE on worker"),
+        ({}, ""),
+    ],
+)
+def test_what_lacks_of_the_rights_is_named_by_column(refused: dict[str, dict[str, list[str]]], told: str) -> None:
+    assert lacking_of(refused, WORKER_WRITES) == told
+
+
+def test_functions_of_a_newer_or_older_schema_are_no_rights_that_lack() -> None:
+    assert of_postgres(functions={"not_ours": False}) == {}
+    assert of_postgres(functions={"set_locking": False}) == {"the role me may not run set_locking": "error"}
 
 
 def test_synchronous_standbys_are_in_order() -> None:

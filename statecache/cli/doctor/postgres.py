@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psycopg
 
+from statecache.cli.doctor import postgres_rights
 from statecache.cli.doctor.findings import Finding, error, note, warning
+from statecache.cli.doctor.postgres_rights import Refused
 from statecache.cli.schema_check import WHOLE_AGAIN, lacking_of
 from statecache.clock import wall
 from statecache.core.postgres.connection import brief, connect, milliseconds
@@ -28,20 +30,6 @@ SETTINGS = (
     "superuser_reserved_connections", "reserved_connections", "idle_in_transaction_session_timeout",
     "default_transaction_read_only",
 )  # fmt: skip
-OF_AGENTS = dict.fromkeys(
-    (
-        "state", "change", "branch", "late_change", "conflict", "quarantine", "lost", "lost_change", "shard", "epoch",
-        "cluster",
-    ),
-    ("SELECT",),
-)  # fmt: skip
-OF_WORKERS = {
-    "state": ("SELECT", "INSERT", "UPDATE"), "change": ("SELECT", "INSERT", "UPDATE"), "conflict": ("SELECT", "INSERT"),
-    "branch": ("SELECT", "INSERT"),
-    "lost": ("INSERT",), "retention": ("SELECT",), "prune_pass": ("SELECT", "INSERT", "UPDATE"),
-    "quarantine": ("SELECT", "INSERT"), "shard": ("SELECT", "UPDATE"), "epoch": ("SELECT",), "cluster": ("SELECT",),
-    "worker": ("SELECT", "INSERT", "UPDATE", "DELETE"), "lock_token": ("SELECT", "INSERT", "UPDATE"),
-}  # fmt: skip
 
 
 class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +43,10 @@ class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True):
     encoding: str
     standbys: Sequence[tuple[str, str | None]]
     connections: int
-    tables: Mapping[str, Mapping[str, bool]]
+    tables: Refused
     may_use: bool | None
-    begin_epoch: bool | None
-    report_lost: bool | None
+    functions: Mapping[str, bool]
+    """Of each function of the schema, whether this role may run it."""
     applied: Sequence[int] | None
     cluster: Sequence[Any] | None
     ahead_s: float
@@ -95,7 +83,7 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
     applied = cluster = None
 
     def readable(*names: str) -> bool:
-        return rights["usage"] and all(tables.get(name, {}).get("SELECT") for name in names)
+        return bool(rights["usage"]) and all(name in tables and not tables[name]["SELECT"] for name in names)
 
     if readable("migration"):
         applied = [row[0] for row in await _rows(settings, connection, "migrate_seen", {})]
@@ -140,8 +128,7 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
         connections=int(server["connections"]),
         tables=tables,
         may_use=rights["usage"],
-        begin_epoch=rights["begin_epoch"],
-        report_lost=rights["report_lost"],
+        functions=rights["functions"] or {},
         applied=applied,
         cluster=cluster,
         ahead_s=float(server["now"]) - middle.timestamp(),
@@ -167,8 +154,8 @@ def findings(facts: PostgresFacts, settings: Settings, *, worker: bool) -> Itera
     yield from _what_it_keeps(facts)
     yield from _connections(facts, settings)
     yield from _schema(facts, settings)
-    yield from _workers(facts)
     yield from _rights(facts, worker=worker)
+    yield from _workers(facts)
 
 
 def _what_it_is(facts: PostgresFacts) -> Iterator[Finding]:
@@ -262,7 +249,9 @@ def _workers(facts: PostgresFacts) -> Iterator[Finding]:
         none, count = facts.unowned
         yield error("postgres", f"{none} of {count} shards have no live worker",
                     "their changes do not get into Postgres: `postgres` durability is not reached, "
-                    "and at backlog_entries_max commits are refused", "statecache worker")  # fmt: skip
+                    "and at backlog_entries_max commits are refused",
+                    "statecache worker; where one runs, its log says what hinders it, and `statecache doctor --worker` "
+                    "with its URLs which rights it lacks")  # fmt: skip
     for name, trouble, avoids in facts.hindered:
         yield error("postgres", f"worker {name} cannot serve: {trouble or 'it does not say why'}",
                     f"it leaves {avoids} shards to others" if avoids else "what it holds does not get into Postgres",
@@ -286,32 +275,5 @@ def _rights(facts: PostgresFacts, *, worker: bool) -> Iterator[Finding]:
         yield error("postgres", f"the role {facts.role} may not use the schema", "nothing works",
                     f"GRANT USAGE ON SCHEMA … TO {facts.role}")  # fmt: skip
         return
-    if not facts.tables:
-        return
-    if lacking := _lacking(facts.tables, OF_AGENTS):
-        yield error("postgres", f"the role {facts.role} lacks {lacking}", "clients are refused what they ask",
-                    f"GRANT … TO {facts.role}")  # fmt: skip
-    if not facts.begin_epoch:
-        yield error("postgres", f"the role {facts.role} may not run begin_epoch",
-                    "after a failover of Redis it can open no gate",
-                    f"GRANT EXECUTE ON FUNCTION begin_epoch TO {facts.role}")  # fmt: skip
-    if facts.report_lost is False:
-        yield warning("postgres", f"the role {facts.role} may not run report_lost",
-                      "after a failover of Redis it cannot record what was lost",
-                      f"GRANT EXECUTE ON FUNCTION report_lost TO {facts.role}")  # fmt: skip
-    if lacking := _lacking(facts.tables, OF_WORKERS):
-        what = f"the role {facts.role} lacks {lacking}"
-        if worker:
-            yield error("postgres", what, "no worker can run as it", f"GRANT … TO {facts.role}")
-        else:
-            yield note("postgres", what, "it cannot be a worker's; an agent needs none of it")
-
-
-def _lacking(tables: Mapping[str, Mapping[str, bool]], needed: Mapping[str, Sequence[str]]) -> str:
-    missing = [
-        f"{right} on {name}" if name in tables else f"the table {name}"
-        for name, rights in needed.items()
-        for right in rights
-        if not tables.get(name, {}).get(right)
-    ]
-    return ", ".join(dict.fromkeys(missing))
+    if facts.tables:
+        yield from postgres_rights.findings(facts.role, facts.tables, facts.functions, worker=worker)

@@ -14,6 +14,7 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from statecache.cli.doctor.findings import Finding, error, note, warning
+from statecache.cli.status.replicas import REPLICAS, too_few_replicas
 from statecache.cli.status.sample import info_of, software
 from statecache.clock import wall
 from statecache.core.redis.connection import Link, dialer
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 CONFIG = (
-    "appendfsync", "save", "maxmemory-clients", "min-replicas-to-write", "client-output-buffer-limit",
+    "appendfsync", "save", "maxmemory-clients", REPLICAS, "client-output-buffer-limit",
 )  # fmt: skip
 REPLICA_BUFFER_MIN = 256 * 1024 * 1024
 """A burst of large commits fits into this much, in bytes, before a replica is cut off and starts over."""
@@ -217,13 +218,17 @@ def _memory(facts: RedisFacts) -> Iterator[Finding]:
 
 
 def _replicas(facts: RedisFacts) -> Iterator[Finding]:
+    asked = facts.config.get(REPLICAS, "")
+    if short := too_few_replicas(facts.info, int(asked) if asked.isdigit() else None):
+        yield error("redis", f"too few replicas: {short}", "every commit and every lock is refused (NOREPLICAS)",
+                    f"bring the replicas back; for as long as they are away: CONFIG SET {REPLICAS} 0")  # fmt: skip
     count = int(facts.info.get("connected_slaves", 0))
     if not count:
         return
-    if facts.config.get("min-replicas-to-write") == "0":
-        yield warning("redis", f"min-replicas-to-write is 0 with {count} replicas",
+    if asked == "0":
+        yield warning("redis", f"{REPLICAS} is 0 with {count} replicas",
                       "a primary that was cut off goes on taking commits, which end in `conflict`",
-                      "CONFIG SET min-replicas-to-write 1, and in redis.conf")  # fmt: skip
+                      f"CONFIG SET {REPLICAS} 1, and in redis.conf")  # fmt: skip
     limit = re.search(r"(?:replica|slave) (\d+) ", facts.config.get("client-output-buffer-limit", ""))
     if limit and 0 < int(limit.group(1)) < REPLICA_BUFFER_MIN:
         yield warning("redis", f"client-output-buffer-limit for replicas is {limit.group(1)} bytes",

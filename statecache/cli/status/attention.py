@@ -17,6 +17,10 @@ BACKLOG_LIMIT = 0.8
 NEW = "24 hours"
 """What happened longer ago calls for nobody."""
 _NAMED = 3
+NO_WORKER = (
+    "start one with `statecache worker`; where one runs, its log says what hinders it, and `statecache doctor "
+    "--worker` with its URLs which rights it lacks"
+)
 GATES = (
     "if it stays so, see which Redis is the primary, and with its URL: `statecache epoch adopt all --from REPLID`, "
     "which says without --from what to name"
@@ -48,7 +52,7 @@ def attention_of(found: Overview, sample: Sample, history: Mapping[str, Any]) ->
     reasons += [*_held(sample.held), *_hindered(sample.workers or ())]
     if found.shards["unowned"]:
         unowned, count = found.shards["unowned"], found.shards["count"]
-        reasons.append(f"{unowned} of {count} shards have no worker: start one with `statecache worker`")
+        reasons.append(f"{unowned} of {count} shards have no worker: {NO_WORKER}")
     if found.backlog["over"]:
         reasons.append(f"the backlog of {_shards(found.backlog['over'])} is above {BACKLOG_LIMIT:.0%} of its limit")
     return [*reasons, *_lost(history), *_aside(found)]

@@ -16,6 +16,7 @@ import msgspec
 from statecache.cli.exits import CONFIGURATION, status_of
 from statecache.cli.schema_check import WHOLE_AGAIN, lacking_of
 from statecache.cli.screen import size_text
+from statecache.cli.status.replicas import REPLICAS, replicas_min_of, unreplicated
 from statecache.clock import monotonic, wall
 from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.tier import RedisTier
@@ -171,6 +172,9 @@ class Sampler:
             reply = await link.script(which, names, arguments, seconds=max(end - monotonic(), 0.001))
         link.knows(which, True)
         found = from_redis(info, reply)
+        if found.info.get("min_slaves_good_slaves", "0") != "0":  # none at all is too few, whatever is asked for
+            (told,) = await link.run([("CONFIG", "GET", REPLICAS)], seconds=max(end - monotonic(), 0.001))
+            found = msgspec.structs.replace(found, replicas_min=replicas_min_of(told))
         self._last = {
             shard: (parts[3], parts[4]) for shard, parts in enumerate(found.shards) if isinstance(parts, list)
         }
@@ -205,6 +209,8 @@ class FromRedis(msgspec.Struct, frozen=True, kw_only=True):
     now_ms: int
     shards: list[list[bytes] | str]
     full: dict[str, str | int] | None = None
+    replicas_min: int | None = None
+    """Without how many replicas it refuses to write; None where that was not asked, or is not shown."""
 
 
 def from_redis(info: Any, reply: Sequence[Any]) -> FromRedis:
@@ -324,7 +330,7 @@ def _redis(settings: Settings, answer: Any) -> Server:
     return Server(
         url=url, version=software(info), role=role, keeps=", ".join(kept) or ("memory only" if info else ""),
         memory=int(info.get("used_memory", 0)), memory_max=int(info.get("maxmemory", 0)),
-        problems=[*_unwritten(info), *_full(answer.full)],
+        problems=[*_unwritten(info), *unreplicated(info, answer.replicas_min), *_full(answer.full)],
     )  # fmt: skip
 
 

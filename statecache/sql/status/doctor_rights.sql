@@ -1,16 +1,21 @@
--- Shows what this role may do in the schema; for updates and inserts a right on columns counts.
+-- Shows what this role may not do in the schema: of each table the columns that it may not select, insert or update (the
+-- table's name where it may not delete), and of each function whether it may run it.
 SELECT jsonb_build_object(
     'usage', (SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %(schema)s),
-    'tables', (SELECT jsonb_object_agg(c.relname, jsonb_build_object(
-                   'SELECT', has_table_privilege(c.oid, 'SELECT'),
-                   'INSERT', has_any_column_privilege(c.oid, 'INSERT'),
-                   'UPDATE', has_any_column_privilege(c.oid, 'UPDATE'),
-                   'DELETE', has_table_privilege(c.oid, 'DELETE')))
+    'tables', (SELECT jsonb_object_agg(c.relname, (
+                   SELECT jsonb_build_object(
+                       'SELECT', coalesce(jsonb_agg(a.attname ORDER BY a.attnum)
+                           FILTER (WHERE NOT has_column_privilege(c.oid, a.attnum, 'SELECT')), '[]'),
+                       'INSERT', coalesce(jsonb_agg(a.attname ORDER BY a.attnum)
+                           FILTER (WHERE NOT has_column_privilege(c.oid, a.attnum, 'INSERT')), '[]'),
+                       'UPDATE', coalesce(jsonb_agg(a.attname ORDER BY a.attnum)
+                           FILTER (WHERE NOT has_column_privilege(c.oid, a.attnum, 'UPDATE')), '[]'),
+                       'DELETE', CASE WHEN has_table_privilege(c.oid, 'DELETE') THEN '[]'::jsonb
+                                      ELSE jsonb_build_array(c.relname) END)
+                   FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped))
                FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                WHERE n.nspname = %(schema)s AND c.relkind = 'r'),
-    'begin_epoch', (SELECT bool_and(has_function_privilege(p.oid, 'EXECUTE'))
-                    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-                    WHERE n.nspname = %(schema)s AND p.proname = 'begin_epoch'),
-    'report_lost', (SELECT bool_and(has_function_privilege(p.oid, 'EXECUTE'))
-                    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-                    WHERE n.nspname = %(schema)s AND p.proname = 'report_lost'))
+    'functions', (SELECT jsonb_object_agg(name, may_run)
+                  FROM (SELECT p.proname AS name, bool_and(has_function_privilege(p.oid, 'EXECUTE')) AS may_run
+                        FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+                        WHERE n.nspname = %(schema)s GROUP BY p.proname) AS f))

@@ -1,0 +1,79 @@
+"""The doctor under the rights of config/roles.sql: each right that is taken back is named, with what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from statecache.cli.doctor import postgres as doctor_postgres
+from statecache.cli.doctor.findings import Finding
+from tests.support.deployment_world import SHARDS, Deployment
+
+GRANTED = """
+SELECT privilege_type, column_name, table_name FROM information_schema.column_privileges
+WHERE table_schema = 'statecache' AND grantee = %s AND privilege_type = 'UPDATE'
+UNION ALL
+SELECT privilege_type, '', table_name FROM information_schema.table_privileges
+WHERE table_schema = 'statecache' AND grantee = %s AND privilege_type <> 'UPDATE'
+"""
+FUNCTIONS = """
+SELECT DISTINCT routine_name FROM information_schema.routine_privileges
+WHERE specific_schema = 'statecache' AND grantee = %s AND routine_name NOT IN (
+    SELECT routine_name FROM information_schema.routine_privileges WHERE grantee = 'PUBLIC')
+"""
+NOT_NEEDED = {
+    "agent": {"worker", "lock_token", "migration", "prune_pass", "erasure", "consumer", "vector_index"},
+    "worker": {"migration", "consumer", "late_change", "vector_pending"},
+}
+"""Tables that are granted to everybody and that this one does not read."""
+
+
+@contextmanager
+def taken_back(deployment: Deployment, user: str, what: str) -> Iterator[None]:
+    deployment.sql(f"REVOKE {what} FROM statecache_{user}")
+    try:
+        yield
+    finally:
+        deployment.sql(f"GRANT {what} TO statecache_{user}")
+
+
+async def told(deployment: Deployment, user: str) -> list[Finding]:
+    """Return what the doctor says of a role's rights."""
+    settings = deployment.settings_of(user, shards=SHARDS)
+    found = doctor_postgres.findings(await doctor_postgres.ask(settings), settings, worker=user == "worker")
+    named = f"the role statecache_{user} "
+    return [one for one in found if one.what.startswith((f"{named}lacks", f"{named}may not"))]
+
+
+@pytest.mark.parametrize("user", ["agent", "worker"])
+async def test_each_right_of_a_table_that_is_taken_back_is_named(deployment: Deployment, user: str) -> None:
+    assert [one for one in await told(deployment, user) if one.severity != "note"] == []
+    role, columns = f"statecache_{user}", set()
+    for right, column, table in deployment.sql(GRANTED, role, role):
+        some = f" ({column})" if column else ""
+        columns.add(column)
+        if right == "UPDATE" and table == "prune_pass":
+            some = ""  # of the whole table
+        elif right == "SELECT" and (table in NOT_NEEDED[user] or table.endswith("_view")):
+            continue
+        with taken_back(deployment, user, f"{right}{some} ON {table}"):
+            (one,) = [one for one in await told(deployment, user) if one.severity != "note"]
+        assert (one.severity, one.what) == ("error", f"the role {role} lacks {right}{some} on {table}")
+        assert "config/roles.sql" in one.remedy
+    assert (len(columns) > 20) == (user == "worker")
+
+
+@pytest.mark.parametrize("user", ["agent", "worker"])
+async def test_each_function_that_is_taken_back_is_named(deployment: Deployment, user: str) -> None:
+    severities = {}
+    for (name,) in deployment.sql(FUNCTIONS, f"statecache_{user}"):
+        with taken_back(deployment, user, f"EXECUTE ON FUNCTION {name}"):
+            (one,) = [one for one in await told(deployment, user) if "may not run" in one.what]
+        assert one.what == f"the role statecache_{user} may not run {name}"
+        assert (bool(one.costs), "config/roles.sql" in one.remedy) == (True, True)
+        severities[name] = one.severity
+    assert severities["begin_epoch"] == "error"
+    assert severities["set_locking"] == {"agent": "warning", "worker": "error"}[user]
+    assert ("erase_history" in severities) == (user == "worker")
