@@ -160,19 +160,37 @@ async def test_a_wrong_password_is_told_at_once_and_never_shown(settings: Settin
         assert await process.ended() == 4
 
 
+def _without(settings: Settings, redis_raw: Any, right: str) -> str:
+    """Return the URL of a user that may do all but this."""
+    name, parts = settings.prefix, urlsplit(settings.redis_url)
+    redis_raw.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", "~*", "&*", "+@all", f"-{right}")
+    return parts._replace(netloc=f"{name}:secret@{parts.netloc.rpartition('@')[2]}").geturl()
+
+
+@pytest.mark.parametrize("right", ["spublish", "xtrim", "scan", "hgetall"])
+async def test_a_right_that_it_lacks_at_its_start_ends_it_and_is_named(
+    settings: Settings, redis_raw: Any, right: str
+) -> None:
+    """One that only workers need, too: it took shards, flushed into Postgres and acknowledged nothing."""
+    async with WorkerProcess(settings, redis_url=_without(settings, redis_raw, right)) as process:
+        told = await process.until("configuration")
+        assert f"the Redis user may not run {right.upper()} " in told["detail"]
+        assert await process.ended() == 3
+    redis_raw.acl_deluser(settings.prefix)
+
+
+@pytest.mark.parametrize("right", ["persist", "spublish"])
 async def test_a_right_that_it_lacks_when_it_connects_again_is_waited_for(
-    agents: Agents, settings: Settings, redis_raw: Any
+    agents: Agents, settings: Settings, redis_raw: Any, right: str
 ) -> None:
     """At its start it would be told, and end; in mid-life whoever took the right away may give it back."""
-    name, parts = settings.prefix, urlsplit(settings.redis_url)
-    redis_raw.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", "~*", "&*", "+@all")
-    url = parts._replace(netloc=f"{name}:secret@{parts.netloc.rpartition('@')[2]}").geturl()
+    name, url = settings.prefix, _without(settings, redis_raw, "flushall")
     async with ready(settings, redis_url=url) as process:
-        redis_raw.execute_command("ACL", "SETUSER", name, "-persist")
+        redis_raw.execute_command("ACL", "SETUSER", name, f"-{right}")
         redis_raw.execute_command("CLIENT", "KILL", "USER", name)
-        while "may not run PERSIST" not in (await process.until("outage"))["detail"]:
+        while f"may not run {right.upper()}" not in (await process.until("outage"))["detail"]:
             continue  # at first it is told that the connection is gone
-        redis_raw.execute_command("ACL", "SETUSER", name, "+persist")
+        redis_raw.execute_command("ACL", "SETUSER", name, f"+{right}")
         agents.commit(agents.key_on(0))
         await _until_flushed(agents, 0, 1)
         process.send(signal.SIGTERM)

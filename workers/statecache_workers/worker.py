@@ -37,6 +37,7 @@ from statecache_workers.owned_shards import Head, Heads, Holding, set_apart
 from statecache_workers.ownership import Ownership, Share, look_again
 from statecache_workers.policies import Policies
 from statecache_workers.redis_memory import ASK, ROOM_S, shortage
+from statecache_workers.redis_rights import worker_link
 from statecache_workers.resync import resync
 from statecache_workers.streams import Stock, Woken
 
@@ -104,7 +105,7 @@ class Worker:
             self.forget()
             if self._waker is not None:
                 await self._waker.close()  # the server behind it may be another one than that which answers now
-            self._link = await self.redis.link()
+            self._link = await worker_link(self.redis, self.keys, self.settings)
         self.postgres.check_pair()
         return self._link, self._database
 
@@ -331,7 +332,7 @@ class Worker:
     async def look(self) -> None:
         """Ask Redis alone how far the shards are."""
         if self._link is None or not self._link.alive:
-            self._link = await self.redis.link()
+            self._link = await worker_link(self.redis, self.keys, self.settings)
         self.heads = await self.flusher.streams.heads(self._link, list(self.holdings))
         await self._measure(self._link, self.heads)
 

@@ -23,6 +23,8 @@ from statecache.lua import script
 from statecache.rules.epochs import Look, look_of
 from statecache.settings import pin_difference
 from statecache_workers.redis_memory import shortage
+from statecache_workers.redis_rights import named, needed
+from statecache_workers.redis_rights import refused as refused_of
 
 if TYPE_CHECKING:
     from statecache.settings import Settings
@@ -68,9 +70,9 @@ async def ask(settings: Settings) -> RedisFacts:
             ],
             seconds=seconds,
         )
-        handshake = await _script(link, "handshake", keys.handshake(), [settings.fence], seconds)
-        agent = await _script(link, "rights", [], _beyond_the_handshake(keys), seconds)
-        worker = await _script(link, "rights", [], _of_workers(keys), seconds)
+        handshake = await _handshake(link, keys.handshake(), [settings.fence], seconds)
+        agent = await refused_of(link, _beyond_the_handshake(keys), seconds=seconds)
+        worker = await refused_of(link, needed(keys), seconds=seconds)
         looks = await _looks(link, keys, settings.fence, seconds)
     finally:
         await link.close()
@@ -92,12 +94,12 @@ async def ask(settings: Settings) -> RedisFacts:
     )
 
 
-async def _script(link: Link, name: str, keys: Sequence[str], arguments: Sequence[Any], seconds: float) -> list[str]:
-    """Run a script that only looks; where a server refuses the handshake as a whole, return EVAL as refused."""
+async def _handshake(link: Link, keys: Sequence[str], arguments: Sequence[Any], seconds: float) -> list[str]:
+    """Run the handshake, which only looks; where a server refuses it as a whole, return EVAL as refused."""
     try:
-        reply = await link.script(script(name), keys, arguments, seconds=seconds)
+        reply = await link.script(script("handshake"), keys, arguments, seconds=seconds)
     except ResponseError:
-        return [""] * 7 + ["EVAL"] if name == "handshake" else []
+        return [""] * 7 + ["EVAL"]
     return [part.decode("utf-8", "replace") for part in reply]
 
 
@@ -123,16 +125,6 @@ def _beyond_the_handshake(keys: KeySpace) -> list[str]:
     """Return the commands that an agent needs beside those of every connection's handshake."""
     calls = keys.events(0, "client")
     return [f"SSUBSCRIBE {keys.events(0)}", "INFO", "WAIT 1 1", f"SSUBSCRIBE {calls}", f"SPUBLISH {calls} x"]
-
-
-def _of_workers(keys: KeySpace) -> list[str]:
-    """Return the commands that a worker needs beside those of every connection's handshake."""
-    meta, changes, unflushed, hydrating = keys.meta(0), keys.changes(0), keys.unflushed(0), keys.hydrating(0)
-    return [
-        f"XREAD COUNT 1 STREAMS {changes} 0", f"XTRIM {changes} MINID 1", f"XLEN {changes}", f"DEL {changes}~",
-        f"XADD {changes}~ * a b", f"RENAME {changes}~ {changes}", f"HSCAN {hydrating} 0", "SCAN 0", f"TYPE {meta}",
-        f"ZRANGEBYSCORE {unflushed} 0 1", f"SPUBLISH {keys.events(0)} x", f"HGETALL {keys.leases(0)}",
-    ]  # fmt: skip
 
 
 def findings(facts: RedisFacts, settings: Settings, *, worker: bool) -> Iterator[Finding]:
@@ -239,19 +231,14 @@ def _replicas(facts: RedisFacts) -> Iterator[Finding]:
 def _rights(facts: RedisFacts, *, worker: bool) -> Iterator[Finding]:
     remedy = "ACL SETUSER <user> +<command> … ~<prefix>:{* &<prefix>:{*"
     if facts.handshake_refused:
-        yield error("redis", f"this user may not run {_commands(facts.handshake_refused)}",
+        yield error("redis", f"this user may not run {named(facts.handshake_refused)}",
                     "clients and workers refuse to work", remedy)  # fmt: skip
     for who, refused, insisted in (
         ("agent", facts.agent_refused, not worker),
         ("worker", facts.worker_refused, worker),
     ):
-        what = f"this user may not run {_commands(refused)}"
+        what = f"this user may not run {named(refused)}"
         if refused and insisted:
             yield error("redis", what, f"it cannot be {'an' if who == 'agent' else 'a'} {who}'s", remedy)
         elif refused:
             yield note("redis", what, f"it cannot be {'an' if who == 'agent' else 'a'} {who}'s; others need none of it")
-
-
-def _commands(refused: Sequence[str]) -> str:
-    """Return refused commands in one line, each with its first argument."""
-    return ", ".join(sorted({" ".join(one.split()[:2]) for one in refused}))
