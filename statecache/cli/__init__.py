@@ -5,7 +5,9 @@ Everything heavy is imported by the command that needs it; without the extra `cl
 
 from __future__ import annotations
 
+import codecs
 import gc
+import io
 import os
 import sys
 import warnings
@@ -18,6 +20,7 @@ NEEDS = "statecache: the command line needs typer and rich: pip install 'stateca
 def main() -> None:
     """Run the command line and end the process with its exit status."""
     _stand_in_for_closed()
+    _escape_what_has_no_code()
     if not sys.warnoptions:  # Ctrl-C ends a call wherever it is, before it was awaited too
         warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
     try:
@@ -39,6 +42,24 @@ def _stand_in_for_closed() -> None:
                 os.dup2(nowhere, number)
                 os.close(nowhere)
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", encoding="utf-8"))
+
+
+def _escape_what_has_no_code() -> None:
+    """Have what the output's encoding has no code for (Latin-1 has no arrows, ASCII no accents) written as its escape.
+
+    It is JSON's escape, so that a value that is printed can be read again; what is written as bytes stays as it is.
+    """
+    codecs.register_error("statecache.escape", _escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="statecache.escape")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True)), error.end
 
 
 def _status() -> int:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 from statecache.cli.exits import refuses_user
 from statecache.cli.screen import plain
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
+    BulkError,
     ChangeIdReused,
     Forked,
     LimitExceeded,
@@ -50,10 +51,7 @@ _REMEDIES: dict[type[StateCacheError], Callable[[Any], str]] = {
             else f". Choose another key, or remove it first: `statecache rm {_word(error.key)}`."
         )
     ),
-    OutcomeUnknown: lambda error: (
-        ("Workers bring changes into Postgres: `statecache status` shows whether any lives. " * _awaits_postgres(error))
-        + f"The same command with --change-id {error.change_id} asks again: it is applied at most once."
-    ),
+    BulkError: lambda _: "The others are applied; the same command again does what is left.",
     Quarantined: lambda _: "`statecache quarantine list` tells why.",
     Forked: lambda error: (
         f"Both sides are kept, this one in the table conflict: `statecache get {_word(error.key)}` shows the other."
@@ -77,6 +75,13 @@ _REMEDIES: dict[type[StateCacheError], Callable[[Any], str]] = {
     LimitExceeded: lambda error: error.remedy.replace("value_bytes_max", variable_of("value_bytes_max")),
 }
 
+_AGAIN = {
+    "erase": "Begin it again with the same command: it goes on with what is left.",
+    "import": "Run it again: what has come through is found there, and the rest is written.",
+    "quarantine drop": "`statecache quarantine list` shows whether it is still there, and is to be dropped again.",
+}
+"""What to do about an outcome that is not known, by command, where there is no --change-id to ask with."""
+
 _CALLS = {
     "Say ttl=timedelta": "Say 90s, 20min, 2h or 30d; `statecache rm` deletes at once.",
     "Say ttl=": "`statecache show KEY@POINT` shows it; `statecache set KEY VALUE --ttl` writes it anew.",
@@ -84,12 +89,22 @@ _CALLS = {
 """What a remedy of a UsageError begins with that names an argument of the client, and what it is in commands."""
 
 
-def line_of(error: BaseException) -> str:
+class CommandGiven(NamedTuple):
+    """The command that met an error: its name, and whether, as it was given, it can be repeated with --change-id."""
+
+    command: str = ""
+    takes_change_id: bool = True
+
+
+ANY = CommandGiven()
+
+
+def line_of(error: BaseException, asked: CommandGiven = ANY) -> str:
     """Return the line that tells an error."""
-    return f"statecache: {' '.join(text_of(error).split()) or type(error).__name__}"
+    return f"statecache: {' '.join(text_of(error, asked).split()) or type(error).__name__}"
 
 
-def text_of(error: BaseException) -> str:
+def text_of(error: BaseException, asked: CommandGiven = ANY) -> str:
     """Return the message and the remedy; of a UsageError only its reason: nobody here used a client wrongly."""
     if not isinstance(error, StateCacheError):
         return str(error)
@@ -99,6 +114,8 @@ def text_of(error: BaseException) -> str:
     if isinstance(error, UsageError):
         remedy = next((command for call, command in _CALLS.items() if call in error.remedy), error.remedy)
         return f"{error.reason.rstrip('.')}. {remedy}"
+    if isinstance(error, OutcomeUnknown):
+        return f"{error.problem} {_asking_again(error, asked)}"
     remedy = next((words(error) for kind, words in _REMEDIES.items() if isinstance(error, kind)), error.remedy)
     return f"{error.problem} {remedy}"
 
@@ -132,6 +149,17 @@ def given_by(arguments: Collection[str]) -> set[str]:
 def _credentials(error: BaseException) -> str:
     name = "postgres_url" if isinstance(error, PostgresUnavailable) else "redis_url"
     return f"Check user and password in {variable_of(name)}."
+
+
+def _asking_again(error: OutcomeUnknown, asked: CommandGiven) -> str:
+    workers = "Workers bring changes into Postgres: `statecache status` shows whether any lives. "
+    if asked.takes_change_id:
+        again = f"The same command with --change-id {error.change_id} asks again: it is applied at most once."
+    elif asked.command in _AGAIN or not error.keys:
+        again = _AGAIN.get(asked.command, "Look whether it was applied before you say it again.")
+    else:
+        again = f"`statecache log {_word(error.keys[0])}` shows whether it was applied; look before you say it again."
+    return workers * _awaits_postgres(error) + again
 
 
 def _awaits_postgres(error: OutcomeUnknown) -> bool:

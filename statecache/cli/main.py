@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from statecache.cli.app import app
-from statecache.cli.error_text import facts_of, given_by, line_of, origin_told
+from statecache.cli.error_text import CommandGiven, facts_of, given_by, line_of, origin_told
 from statecache.cli.exits import FULL_DISK, INTERRUPTED, OK, USAGE, status_of
 from statecache.cli.screen import print_json, tell
 from statecache.errors import StateCacheError
@@ -117,20 +117,34 @@ def _usage(error: Exception, arguments: Sequence[str]) -> int:
 
 def _command_of(arguments: Sequence[str]) -> str:
     """Return the command that was meant, as its help is asked for."""
-    group, words = typer.main.get_command(app), ["statecache"]
-    for word in arguments:
-        known: Mapping[str, Any] = getattr(group, "commands", {})
+    return " ".join(["statecache", *_meant(arguments)[0]])
+
+
+def _meant(arguments: Sequence[str]) -> tuple[list[str], Any]:
+    """Return the words of the command that was meant, and the command."""
+    command: Any = typer.main.get_command(app)
+    words: list[str] = []
+    for word in arguments[arguments[:1] == ["--debug"] :]:
+        known: Mapping[str, Any] = getattr(command, "commands", {})
         if word not in known:
             break
-        group = known[word]
+        command = known[word]
         words.append(word)
-    return " ".join(words)
+    return words, command
+
+
+def _asked(arguments: Sequence[str]) -> CommandGiven:
+    """Return which command it was; groups go back and branch in commits that have no change_id of the caller's."""
+    words, command = _meant(arguments)
+    takes = any("--change-id" in option.opts for option in command.params)
+    whole = "--group" in _options(arguments) and words != ["checkpoint"]
+    return CommandGiven(" ".join(words), takes and not whole)
 
 
 def _told(error: Exception, arguments: Sequence[str], *, unexpected: bool = False) -> int:
     if "--debug" in _options(arguments) or process_environment().get("STATECACHE_DEBUG", "0") not in ("", "0"):
         traceback.print_exception(error)
-    line = line_of(error)
+    line = line_of(error, _asked(arguments))
     if unexpected:
         line = f"statecache: unexpected {type(error).__name__}: {line.partition(': ')[2]}"
         line += " (`statecache --debug …` shows where)"

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from statecache import Settings, StateCache
+from statecache import OutcomeUnknown, Settings, StateCache
+from statecache.cli.states.transfer import _said
 from statecache.concurrency import run
 from statecache.model import VALUE_BYTES_MAX
 from statecache.testing.deployments import ThreadWorker
@@ -194,10 +195,26 @@ def test_a_line_that_is_none_ends_the_import_behind_those_before_it(
 
 def test_wrong_arguments_are_told(cli: CommandLine, tmp_path: Path) -> None:
     assert cli("export", "runs/", "--resume").status == 2
-    assert "does not exist" in cli("import", str(tmp_path / "absent")).err
+    for arguments, told in (
+        (["import", str(tmp_path / "absent")], "absent cannot be opened: no such file or directory"),
+        (["import", str(tmp_path)], "cannot be opened: is a directory"),
+        (["export", "runs/", "-o", str(tmp_path / "absent" / "a")], "a cannot be opened: no such file or directory"),
+        (["export", "runs/", "-o", str(tmp_path), "--resume"], "cannot be opened: is a directory"),
+        (["import", "/proc/self/mem/a"], "cannot be opened: not a directory"),
+    ):
+        ended = cli(*arguments)
+        assert (ended.status, ended.out) == (2, "")
+        assert f"{told}.\n" in ended.err
     assert cli("rm").status == 2
     assert cli("rm", "runs/1", "--prefix", "runs/").status == 2
     assert cli("rm", "runs/1", "runs/2", "--change-id", "0" * 24).status == 2
+
+
+def test_a_key_whose_outcome_is_not_known_is_told_in_commands() -> None:
+    told = _said(OutcomeUnknown("c" * 24, keys=("runs/1",), reason="the reply was lost"))
+    assert told.endswith(
+        "the reply was lost. Run it again: what has come through is found there, and the rest is written."
+    )
 
 
 def test_many_are_removed_by_hand(cli: CommandLine, sync_cache: StateCache) -> None:

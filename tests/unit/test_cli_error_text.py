@@ -10,15 +10,16 @@ import pytest
 
 from statecache.cli import connecting
 from statecache.cli.connecting import patient
-from statecache.cli.error_text import facts_of, line_of
+from statecache.cli.error_text import CommandGiven, facts_of, line_of
 from statecache.cli.exits import status_of
-from statecache.cli.main import run
+from statecache.cli.main import _asked, run
 from statecache.cli.states import by_hand
 from statecache.cli.states import command as states
 from statecache.clock import monotonic
 from statecache.errors import (
     AlreadyExists,
     Backpressure,
+    BulkError,
     ChangeIdReused,
     Forked,
     LimitExceeded,
@@ -77,6 +78,38 @@ def test_a_remedy_is_a_command_and_not_a_call(error: StateCacheError, remedy: st
     line = line_of(error)
     assert remedy in line
     assert not [words for words in OF_THE_CLIENT if words in line]
+
+
+AWAITED = OutcomeUnknown("c" * 24, keys=("runs/1",), reason="it is not yet known to be in Postgres")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("set runs/1 5", f"The same command with --change-id {'c' * 24} asks again"),
+        ("--debug set runs/1 5", f"The same command with --change-id {'c' * 24} asks again"),
+        ("rm runs/1", f"The same command with --change-id {'c' * 24} asks again"),
+        ("checkpoint runs/1 a --group", f"The same command with --change-id {'c' * 24} asks again"),
+        ("rollback runs/1 3", f"The same command with --change-id {'c' * 24} asks again"),
+        ("rollback runs/1 a --group --yes", "`statecache log runs/1` shows whether it was applied"),
+        ("undo runs/1 --group", "`statecache log runs/1` shows whether it was applied"),
+        ("branch runs/1 runs/2 --group", "`statecache log runs/1` shows whether it was applied"),
+        ("erase runs/1 --yes", "Begin it again with the same command"),
+        ("import runs.jsonl", "Run it again: what has come through is found there"),
+        ("quarantine drop 1:2-3", "`statecache quarantine list` shows whether it is still there"),
+        ("set runs/1 -- --group", f"The same command with --change-id {'c' * 24} asks again"),
+    ],
+)
+def test_an_unknown_outcome_is_asked_for_by_what_the_command_has(arguments: str, told: str) -> None:
+    line = line_of(AWAITED, _asked(arguments.split()))
+    assert told in line
+    assert "Workers bring changes into Postgres: `statecache status`" in line
+    assert not [words for words in OF_THE_CLIENT if words in line]
+
+
+def test_what_became_of_many_is_told_without_the_words_of_the_client() -> None:
+    told = line_of(BulkError(states={}, errors={"runs/1": AWAITED}), CommandGiven("rm"))
+    assert told.endswith("in Postgres. The others are applied; the same command again does what is left.")
 
 
 def test_a_key_in_a_remedy_steers_no_terminal() -> None:

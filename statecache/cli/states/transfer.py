@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from statecache._async.client import AsyncStateCache
+from statecache.cli.error_text import CommandGiven, text_of
 from statecache.clock import monotonic
 from statecache.core.read.listed import Listed
 from statecache.errors import InvalidKey, StateCacheError, UsageError
@@ -37,6 +38,7 @@ AT_ONCE = 500
 """How many states are read, compared and written together."""
 _LINE_BYTES_MAX = 2 * VALUE_BYTES_MAX
 """More than a line is long, with a value in base64."""
+_IMPORT = CommandGiven("import", takes_change_id=False)
 _ENCODINGS = ("json", "msgpack", "raw")
 
 
@@ -216,4 +218,4 @@ def _alike(record: Record, write: Write) -> bool:
 
 
 def _said(error: StateCacheError) -> str:
-    return str(error).partition("\n")[0]
+    return text_of(error, _IMPORT).partition("\n")[0]

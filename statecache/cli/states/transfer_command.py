@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal, TextIO
 
 import typer
 
@@ -29,6 +30,7 @@ from statecache.cli.states.command import whole_prefix
 from statecache.cli.states.framework_import import FRAMEWORKS, Asked, take_in_from
 from statecache.errors import InvalidKey, UsageError
 from statecache.settings import Settings
+from statecache.testing.room import FULL
 
 SHOWN_MAX = 20
 """How many keys of one kind an import names; there may be millions."""
@@ -56,12 +58,12 @@ def export(
     """
     if resume and (output is None or after):
         raise UsageError("--resume goes with --output, and finds out by itself after which key")
-    if output is not None and output.exists() and not resume:
+    if output is not None and not resume and os.path.lexists(output):
         raise UsageError(f"{output} exists", hint="Choose another file, or go on with it: --resume.")
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     whole = whole_prefix(prefix)
     try:
-        with open(output, "ab") if output is not None else nullcontext(sys.stdout.buffer) as file:
+        with _opened(output, "ab", sys.stdout) as file:
             if resume and output is not None:
                 after = _cut_to_whole_lines(output, file, whole)
             with Counting(f"exporting {plain(whole)}") as progress:
@@ -72,11 +74,31 @@ def export(
     return OK
 
 
+def _opened(path: Path | None, mode: Literal["ab", "rb"], else_: TextIO) -> AbstractContextManager[BinaryIO]:
+    """Open a file; without a path, the bytes of a standard stream, which stays open."""
+    if path is None:
+        return nullcontext(else_.buffer)
+    with _openable(path):
+        return open(path, mode)
+
+
+@contextmanager
+def _openable(path: Path) -> Iterator[None]:
+    """Tell a path that cannot be opened as what it is: a wrong argument."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise
+        raise UsageError(f"{path} cannot be opened: {(error.strerror or str(error)).lower()}") from None
+
+
 def _cut_to_whole_lines(output: Path, file: BinaryIO, prefix: str) -> str:
     """Drop a line that was cut off at the end of an export, and return the key of the last one before it."""
     from statecache.cli.states.transfer import last_key
 
-    after, length = last_key(output)
+    with _openable(output):
+        after, length = last_key(output)
     if after and not after.startswith(prefix):
         raise UsageError(f"{output} is an export of something else: its last key is {after!r}")
     file.truncate(length)
@@ -151,11 +173,8 @@ def take_in(
         words = f"{where or namespace!r} goes with {' or '.join(FRAMEWORKS)}"
         raise UsageError(f"{words}, not with a file of lines")
     more = {"durability": checked_durability(durability), "actor": actor or operator(), "reason": reason}
-    try:
-        with open(source, "rb") if source != "-" else nullcontext(sys.stdin.buffer) as file:
-            done = asyncio.run(_import(settings, file, replace=replace, dry_run=dry_run, more=more))
-    except FileNotFoundError:
-        raise UsageError(f"{source} does not exist") from None
+    with _opened(None if source == "-" else Path(source), "rb", sys.stdin) as file:
+        done = asyncio.run(_import(settings, file, replace=replace, dry_run=dry_run, more=more))
     if as_json:
         print_json(done)
     else:
