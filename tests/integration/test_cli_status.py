@@ -29,7 +29,7 @@ from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush
-from tests.fixtures.servers import MakeSettings
+from tests.fixtures.servers import MakeSettings, on_database
 from tests.support.command_line import WAIT_S, CommandLine
 
 Psql = psycopg.Connection[Any]
@@ -153,6 +153,12 @@ async def test_with_one_server_away_the_other_is_shown(cli: CommandLine, option:
         assert "does not answer: connect: " in shown.out
         assert seen in shown.out
         assert (await cli.beside(*command, option, url, "--json")).status == 4
+
+
+async def test_a_database_that_redis_does_not_have_is_status_3(cli: CommandLine, settings: Settings) -> None:
+    ended = await cli.beside("status", "--redis-url", on_database(settings.redis_url, 9999))
+    assert (ended.status, ended.err.count("\n")) == (3, 1)
+    assert "DB index is out of range. Name a database that this server has" in ended.err
 
 
 async def test_another_deployments_settings_are_status_3(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,3 +59,9 @@ async def test_a_server_without_pgvector_is_told_so(cli: CommandLine, monkeypatc
 @pytest.mark.parametrize("dims", ["0", "4001", "x"])
 async def test_dimensions_that_are_none_are_refused(cli: CommandLine, dims: str) -> None:
     assert (await cli.beside("vectors", "create", "notes", "--dims", dims)).status == 2
+
+
+async def test_a_database_that_was_never_migrated_is_told_so(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATECACHE_POSTGRES_SCHEMA", "never_made")
+    ended = await cli.beside("vectors", "list")
+    assert (ended.status, "Run `statecache migrate`: the schema is not there, or of" in ended.err) == (3, True)

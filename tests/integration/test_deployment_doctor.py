@@ -9,7 +9,8 @@ import pytest
 
 from statecache.cli.doctor import postgres as doctor_postgres
 from statecache.cli.doctor.findings import Finding
-from tests.support.deployment_world import SHARDS, Deployment
+from tests.support.command_line import CommandLine
+from tests.support.deployment_world import SHARDS, Deployment, agent
 
 GRANTED = """
 SELECT privilege_type, column_name, table_name FROM information_schema.column_privileges
@@ -77,3 +78,23 @@ async def test_each_function_that_is_taken_back_is_named(deployment: Deployment,
     assert severities["begin_epoch"] == "error"
     assert severities["set_locking"] == {"agent": "warning", "worker": "error"}[user]
     assert ("erase_history" in severities) == (user == "worker")
+
+
+async def test_who_looks_needs_the_users_that_the_page_says(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with agent(deployment) as client:
+        await client.set("looks/1", {"a": 1})
+    reads = deployment.settings_of("inspector", shards=SHARDS)
+    asks_redis = ["status", "top --once", "ls looks/", "get looks/1", "export looks/", "log looks/1"]
+    asks_postgres = ["tail looks/ --once", "schemas", "lost", "quarantine list", "verify"]
+    by_agent, by_worker = (
+        reads.model_copy(update={"redis_url": deployment.redis.url_of(user)}) for user in ("agent", "worker")
+    )
+    for settings, commands in ((by_agent, asks_redis), (by_worker, ["locks"]), (reads, asks_postgres)):
+        cli = CommandLine(settings, monkeypatch, capsys)
+        for command in commands:
+            ended = await cli.beside(*command.split())
+            assert (ended.status in (0, 1), "lack" in ended.err) == (True, False), (command, ended)
+    told = await CommandLine(reads, monkeypatch, capsys).beside("status")
+    assert (told.status, "NOPERM" in told.err) == (3, True)

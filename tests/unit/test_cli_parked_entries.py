@@ -54,6 +54,15 @@ def change_set(*changes: ChangeRecord) -> ChangeSet:
     )
 
 
+def test_an_entry_whose_key_was_erased_is_told_as_that() -> None:
+    erased = Parked(
+        place=ParkedAt.parse("3:1-7"), change_id="c", keys=["runs/1"], size=1, sqlstate="dropped", error="erased",
+        recorded_at=AT, entry=msgspec.msgpack.encode([]),
+    )  # fmt: skip
+    with pytest.raises(Unfit, match="it was dropped when its key was erased"):
+        readable(erased, KeySpace(shards=4))
+
+
 def planned(spot: Spot) -> list[bool]:
     """Return the gap of each change that goes in."""
     return [taking.gap for taking in plan(change_set(change()), {"runs/1": spot})]

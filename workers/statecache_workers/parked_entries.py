@@ -110,6 +110,8 @@ class TooEarly(Unfit):
 
 def readable(parked: Parked, keys: KeySpace) -> ChangeSet:
     """Read a parked entry as the flusher would have, or raise Unfit."""
+    if not parked.fields():
+        raise Unfit("it was dropped when its key was erased, and nothing is left of it")
     try:
         found = change_set(b"", parked.fields(), position=Position(parked.place.epoch, parked.place.n))
     except (ForeignEntry, NewerFormat) as error:

@@ -120,6 +120,6 @@ def _hint(name: str, error: psycopg.Error) -> str:
         return extension if name == "vector_extension" else "Do this as the schema's owner, the role that migrates."
     if name == "vector_extension" and isinstance(error, _UNAVAILABLE):
         return "This server has no pgvector: install it there (postgresql-17-pgvector and its like)."
-    if isinstance(error, (pg.UndefinedTable, pg.UndefinedFunction)):
-        return "The schema is of an earlier release: run `statecache migrate`."
+    if isinstance(error, (pg.UndefinedTable, pg.UndefinedFunction, pg.InvalidSchemaName)):
+        return "Run `statecache migrate`: the schema is not there, or of an earlier release."
     return ""

@@ -143,7 +143,10 @@ class Link:
 
     @classmethod
     async def open(cls, dial: Dial, settings: Settings, seconds: float = inf, *, io: Concurrency = TASKS) -> Link:
-        """Connect, each step within that many seconds; raise RedisUnavailable with the masked URL and the reason."""
+        """Connect, each step within that many seconds; raise RedisUnavailable with the masked URL and the reason.
+
+        A database that the server does not have is a ConfigurationError.
+        """
         where = masked(settings.redis_url)
         connection = dial()
         line = io.line(connection)
@@ -158,6 +161,9 @@ class Link:
         except BusyLoadingError as error:
             raise RedisUnavailable("loading", detail=f"{where}: {error}") from error
         except ResponseError as error:
+            if "DB index" in str(error):
+                hint = "Name a database that this server has: most have those from 0 to 15."
+                raise ConfigurationError(f"redis_url {where}: {error}", hint=hint) from error
             refused = "WRONGPASS" in str(error) or "NOAUTH" in str(error) or "password" in str(error)
             reason, hint = ("authentication", _CREDENTIALS) if refused else ("connect", "")
             raise RedisUnavailable(reason, detail=f"{where}: {error}", hint=hint) from error
