@@ -20,7 +20,7 @@ Why the other instruments do not see it:
     policy_untold  whoever records a policy dies between the tiers: no boundary of the arenas lies there
     policy_elsewhere  a wrong database number: the arenas' servers hold one deployment each
     rescue        the COMMIT of a rescue is cut short: that takes a standby that is cut off and an old branch at once
-    old_tail      what an old primary takes before it is wiped: below `postgres` it may be lost, so no judge misses it
+    old_tail      what an old primary takes before it is wiped: below `postgres` it may be lost; so with `split_brain`
     frozen        a verb ends in time beside a server that hangs: where processes are starved and stopped, many end late
     began_before  what is read is older than asked for by less than a command may take, which no judge of ages blames
     decoded       what decoded values take in memory: nothing that is read or written is wrong by it
@@ -87,6 +87,7 @@ SCENARIOS = {
         "tests/integration/test_failover_old_primary.py",
         "test_what_an_old_primary_still_takes_is_kept_before_it_is_wiped",
     ),
+    "split_brain": ("tests/integration/test_split_brain.py", "test_what_an_old_primary_takes_is_kept"),
     "frozen": ("tests/integration/test_client_bounds.py", "test_every_verb_ends"),
     "issued_twice": (RESTORED, "test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it"),
     "by_mistake": (

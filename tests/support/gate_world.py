@@ -301,6 +301,8 @@ class WorkersGate:
         self._world = world
         self._settings = world.on(server, reservation_s=RESERVATION_S)
         self._gate = Gate(self._settings, world.keys, by="the worker", authority="worker")
+        self.tap: Tap | None = None
+        """What is told of every exchange, before and after it."""
 
     @property
     def rescued(self) -> int:
@@ -309,10 +311,22 @@ class WorkersGate:
 
     def open(self) -> list[Opened]:
         """Open the shard, or say why not."""
+        opened: list[Opened] = self._with(self._gate.open)
+        return opened
+
+    def rescue(self) -> bool:
+        """Keep what the server takes beside the lineage, and return whether it is such a server."""
+        beside, _ = self._with(self._gate.rescue)
+        return bool(beside)
+
+    def _with(self, verb: Callable[..., Any]) -> Any:
         link = run(RedisTier(self._settings, self._world.keys, io=THREADS).link())
         session = run(PostgresTier(self._settings, self._world.keys, io=THREADS).session())
         try:
-            return run(self._gate.open(link, session.connection, [SHARD]))
+            connection: Any = session.connection
+            if self.tap is None:
+                return run(verb(link, connection, [SHARD]))
+            return run(verb(TappedLink(link, self.tap), TappedConnection(connection, self.tap), [SHARD]))
         finally:
             run(link.close())
             run(session.close())

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,7 +25,7 @@ from statecache.entries import storable
 from statecache.errors import RedisUnavailable
 from statecache_workers.database import Call, Database, Transaction
 from statecache_workers.logs import warn
-from statecache_workers.owned_shards import Head, OwnedRow, agree
+from statecache_workers.owned_shards import Head, Holding, OwnedRow, agree, set_apart
 from statecache_workers.postgres_arrays import integers
 
 if TYPE_CHECKING:
@@ -140,6 +140,20 @@ class Ownership:
 
 def _rows(rows: Collection[tuple[Any, ...]]) -> dict[int, OwnedRow]:
     return {shard: OwnedRow(*rest) for shard, *rest in rows}
+
+
+async def leave_held(
+    ownership: Ownership, database: Database, held: Sequence[Holding], now: float, *, long_s: float
+) -> None:
+    """Leave shards for later whose row another session holds, and tell who does where that goes on."""
+    for holding in held:
+        holding.hold_off(now)
+    long = [one for one in held if now - (one.held_since or now) >= long_s]
+    who = await ownership.holders(database, [one.shard for one in long]) if long else {}
+    for holding in long:
+        told = who.get(holding.shard, "a session that this role may not see (pg_read_all_stats)")
+        if not holding.reason:
+            set_apart(holding, "row_held", f"its row in Postgres is held by {told}")
 
 
 async def look_again(

@@ -33,12 +33,13 @@ from statecache_workers.gatekeeper import Gatekeeper
 from statecache_workers.janitor import Janitor
 from statecache_workers.logs import alarm, say, warn, whisper
 from statecache_workers.lost_tails import tell_of_tails
-from statecache_workers.owned_shards import Head, Heads, Holding, set_apart
-from statecache_workers.ownership import Ownership, Share, look_again
+from statecache_workers.owned_shards import Head, Heads, Holding
+from statecache_workers.ownership import Ownership, Share, leave_held, look_again
 from statecache_workers.policies import Policies
 from statecache_workers.redis_memory import ASK, ROOM_S, shortage
 from statecache_workers.redis_rights import worker_link
 from statecache_workers.resync import resync
+from statecache_workers.split_brain import SplitBrain
 from statecache_workers.streams import Stock, Woken
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ class Worker:
             settings, self.keys, self.redis, self.postgres, by=self.id, done=self.refresh, monotonic=monotonic
         )
         self.policies = Policies(settings, self.keys, self.flusher.histories, by=self.id, monotonic=monotonic)
+        self.split_brain = SplitBrain(
+            settings, self.keys, self.flusher.streams, self.ownership, self.postgres, by=self.id, monotonic=monotonic
+        )
         self.holdings: dict[int, Holding] = {}
         self.heads: Heads | None = None
         self.stocks, self.share = dict[int, Stock](), Share()
@@ -133,11 +137,12 @@ class Worker:
         link, database = await self.connect()
         if self._monotonic() >= self._next_tend:
             await self._tend(link, database)
+        rescuing = await self.split_brain.look(link, database)
         if not self.holdings:
             if self.settings.health_port is not None:
                 await self.look()  # nothing else would tell this worker that Redis is gone
             self._announce()
-            return False
+            return rescuing
         woken, self._woken = self._woken, []
         heads = await self.flusher.look(link, self.holdings, woken)
         whole = heads.of.keys() >= self.holdings.keys()
@@ -155,7 +160,8 @@ class Worker:
         await self._look_for_room(link)
         await self.policies.look(link, database)
         self._announce()
-        return progress.waiting or progress.entries > 0 or self.janitor.due or self._monotonic() >= self._next_tend
+        due = self.janitor.due or self._monotonic() >= self._next_tend
+        return rescuing or due or progress.waiting or progress.entries > 0
 
     async def _tend(self, link: Link, database: Database) -> None:
         now = self._monotonic()
@@ -177,7 +183,10 @@ class Worker:
                 continue
             self.flusher.tips.drop(shard)
             holding.reread(row)
-        await self._leave_held(database, [self.holdings[shard] for shard in share.held & self.holdings.keys()])
+        held = [self.holdings[shard] for shard in share.held & self.holdings.keys()]
+        for holding in held:
+            self.flusher.tips.drop(holding.shard)
+        await leave_held(self.ownership, database, held, self._monotonic(), long_s=self.settings.lease_s)
         self.avoidance.hold(self.holdings, now)
         if taken or lost:
             say("shards", taken=len(taken), lost=len(lost), owned=len(self.holdings), workers=share.live)
@@ -218,20 +227,8 @@ class Worker:
         closed = any(one.phase == "new" for one in self.holdings.values())
         gate = self.gatekeeper.reason if closed else ""
         avoided = self._given_up_for if self.avoidance.shards else ""
-        return "; ".join(dict.fromkeys(filter(None, [self._trouble, gate, avoided, *apart[:3]])))
-
-    async def _leave_held(self, database: Database, held: list[Holding]) -> None:
-        """Leave shards for later whose row another session holds, and tell who does where that goes on."""
-        now = self._monotonic()
-        for holding in held:
-            self.flusher.tips.drop(holding.shard)
-            holding.hold_off(now)
-        long = [one for one in held if now - (one.held_since or now) >= self.settings.lease_s]
-        who = await self.ownership.holders(database, [one.shard for one in long]) if long else {}
-        for holding in long:
-            told = who.get(holding.shard, "a session that this role may not see (pg_read_all_stats)")
-            if not holding.reason:
-                set_apart(holding, "row_held", f"its row in Postgres is held by {told}")
+        hinders = filter(None, [self._trouble, gate, avoided, *apart[:3]])
+        return "; ".join(dict.fromkeys(hinders)) or self.split_brain.told
 
     def _pause(self, now: float, *, moved: bool) -> float:
         """Return for how long to leave the shards alone: not long while they are being handed over to this worker.

@@ -113,6 +113,10 @@ class Attempt:
         ]
 
     async def _look(self, rows: Sequence[ShardRow]) -> tuple[list[Seen], dict[int, Refusal]]:
+        seen, refused = await self._decide(rows)
+        return await self._find_ends(seen, refused), refused
+
+    async def _decide(self, rows: Sequence[ShardRow]) -> tuple[list[Seen], dict[int, Refusal]]:
         replies = await self._calls.scripts(
             "gate_look", [(self._fixed(row.shard), [self._settings.fence]) for row in rows]
         )
@@ -128,7 +132,7 @@ class Attempt:
                 refused[row.shard] = verdict
             elif isinstance(look, Look) and verdict is not None:
                 seen.append(Seen(row=row, look=look, verdict=verdict))
-        return await self._find_ends(seen, refused), refused
+        return seen, refused
 
     async def _find_ends(self, seen: Sequence[Seen], refused: dict[int, Refusal]) -> list[Seen]:
         bare = [one.row.shard for one in seen if one.look.is_bare]
@@ -219,22 +223,31 @@ class Attempt:
                 compared.append(one)
         return compared
 
-    async def _rescue(self, refused: dict[int, Refusal]) -> None:
+    async def rescue(self, shards: Sequence[int]) -> tuple[dict[int, Refusal], bool]:
+        """Keep what this server takes beside the lineage, and open nothing; it may be the primary of other shards.
+
+        Returns the shards in which it is another branch, and whether there is more to be kept.
+        """
+        rows = await self._rows(shards)
+        _, refused = await self._decide(rows)
+        await self._confirm(rows, [], refused)
+        more = await self._rescue(refused)
+        return {shard: refusal for shard, refusal in refused.items() if refusal.branch}, more
+
+    async def _rescue(self, refused: dict[int, Refusal]) -> bool:
         """Keep what an old primary has taken by itself so far; it is gone once that server is made a replica."""
         old = [shard for shard, refusal in refused.items() if refusal.branch and self._candidate.authority == "worker"]
         if not old:
-            return
-        candidate, looks = self._candidate, self._looks
+            return False
+        looks = self._looks
         starts = await self._calls.fetch("later_starts", {"shards": old, "epochs": [looks[shard].own for shard in old]})
         rescue = Rescue(self._link, self._connection, self._settings, seconds=self._seconds)
-        for shard, common in starts:
-            look, place = looks[shard], (looks[shard].server, shard)
-            if look.n > common and look.pin.cluster:
-                start = candidate.rescued_up_to.get(place, b"-")
-                kept, candidate.rescued_up_to[place] = await rescue.keep(
-                    shard, self._keys.changes(shard), look, common=common, start=start
-                )
-                candidate.rescued += kept
+        branches = {
+            shard: (looks[shard], common)
+            for shard, common in starts
+            if looks[shard].n > common and looks[shard].pin.cluster
+        }
+        return await self._candidate.beside.keep(rescue, self._keys, branches)
 
     async def _look_for_strange_states(self, seen: Sequence[Seen]) -> None:
         """Look among the states for what has left the streams of an epoch that Postgres does not know."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecache.clock import monotonic
+from statecache.core.epoch.beside import Beside
 from statecache.rules.epochs import Authority, Look, Opening, Pin, Refusal, ShardRow, decide
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 class Candidate:
     """A process that opens shards on the word of `authority`: a client, a worker, or an operator.
 
-    `vouched` are the replids of servers in whose place its Redis stands (see `rules.epochs`). `rescued` counts the
-    changes that it kept of old primaries that go on by themselves, in attempts that ended in an error too.
+    `vouched` are the replids of servers in whose place its Redis stands (see `rules.epochs`). `beside` is what it has
+    kept of an old primary that goes on by itself.
     """
 
     def __init__(
@@ -30,9 +31,7 @@ class Candidate:
         self.by = by
         self.authority: Authority = authority
         self.vouched = vouched
-        self.rescued = 0
-        self.rescued_up_to: dict[tuple[str, int], bytes] = {}
-        """Where to continue in the stream of a shard on a server that is another branch."""
+        self.beside = Beside()
         self._standing: dict[int, tuple[str, float]] = {}
 
     def decide(self, row: ShardRow, look: Look, pin: Pin) -> Opening | Refusal | None:

@@ -56,7 +56,7 @@ class Gate:
     @property
     def rescued(self) -> int:
         """How many changes it kept of old primaries that go on by themselves."""
-        return self._candidate.rescued
+        return self._candidate.beside.changes
 
     async def open(self, link: Link, connection: psycopg.AsyncConnection[Any], shards: Sequence[int]) -> list[Opened]:
         """Open those of the shards whose gate is closed, and return what was opened; open ones are left alone.
@@ -99,6 +99,20 @@ class Gate:
         """
         try:
             return await Attempt(self._candidate, link, connection, token=token, seconds=seconds).run(shards)
+        except ResponseError as error:
+            raise refusal(error, self.keys.meta(min(shards))) from error
+
+    async def rescue(
+        self, link: Link, connection: psycopg.AsyncConnection[Any], shards: Sequence[int]
+    ) -> tuple[dict[int, Refusal], bool]:
+        """Keep a piece of what this server takes beside the lineage, whoever owns those shards; open nothing.
+
+        Returns the shards in which it is another branch, with the refusals that say so, and whether there is more.
+        Error replies of Redis are translated, Postgres' errors are psycopg's.
+        """
+        attempt = Attempt(self._candidate, link, connection, token="", seconds=self.settings.timeout_s)
+        try:
+            return await attempt.rescue(shards)
         except ResponseError as error:
             raise refusal(error, self.keys.meta(min(shards))) from error
 

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 _PAGE = 100
+_PAGE_BYTES = 4 * 2**20
+"""About how many bytes a page of entries has at most, by what the shard's entries have had on average."""
 _UNREADABLE = "entry"
 
 
@@ -125,65 +127,67 @@ class Rescue:
                 branch.conflicts += _changes_in(aside)
         return branch
 
-    async def keep(
-        self, shard: int, changes: str, look: Look, *, common: int, start: bytes = b"-"
-    ) -> tuple[int, bytes]:
-        """Keep what stands beyond the common point of a data set that goes on by itself, and leave it where it is.
+    async def keep(self, shard: int, changes: str, look: Look, *, common: int, start: bytes) -> tuple[int, bytes, bool]:
+        """Keep a page of what stands beyond the common point of a data set that goes on by itself, and leave it there.
 
-        Returns how many changes that were, and where to continue the next time.
+        Returns how many changes were not kept before, where to continue, and whether that was the last page.
         """
-        kept = 0
-        async for page in self._pages(changes, start, b"%d-%d" % (look.own, look.n)):
-            aside = [entry for entry in page if entry.n > common]
-            if aside:
-                await self._keep(shard, aside)
-            kept += _changes_in(aside)
-            start = b"(" + page[-1].entry_id
-        return kept, start
+        count = _page_of(look.totals)
+        page = await self._page(changes, start, b"%d-%d" % (look.own, look.n), count)
+        aside = [entry for entry in page if entry.n > common]
+        kept = await self._keep(shard, aside) if aside else 0
+        return kept, b"(" + page[-1].entry_id if page else start, len(page) < count
 
     async def _pages(self, changes: str, start: bytes, last: bytes) -> AsyncIterator[list[_Entry]]:
         while True:
-            (reply,) = await self._link.run([("XRANGE", changes, start, last, "COUNT", _PAGE)], seconds=self._seconds)
-            if isinstance(reply, Exception):
-                raise reply
-            if reply:
-                yield [_read(entry_id, fields) for entry_id, fields in reply]
-            if len(reply) < _PAGE:
+            page = await self._page(changes, start, last, _PAGE)
+            if page:
+                yield page
+            if len(page) < _PAGE:
                 return
-            start = b"(" + reply[-1][0]
+            start = b"(" + page[-1].entry_id
+
+    async def _page(self, changes: str, start: bytes, last: bytes, count: int) -> list[_Entry]:
+        (reply,) = await self._link.run([("XRANGE", changes, start, last, "COUNT", count)], seconds=self._seconds)
+        if isinstance(reply, Exception):
+            raise reply
+        return [_read(entry_id, fields) for entry_id, fields in reply]
 
     async def _states(self, keys: KeySpace, shard: int, n: int, but: Set[bytes]) -> AsyncIterator[list[_Entry]]:
         async for page in beyond(self._link, keys, shard, n, seconds=self._seconds):
             entries = [_of_state(position, state) for position, state in page]
             yield [entry for entry in entries if entry.entry_id not in but]
 
-    async def _keep(self, shard: int, entries: Sequence[_Entry]) -> None:
-        """Keep entries; where Postgres refuses the data of some, keep each by itself, and those raw."""
+    async def _keep(self, shard: int, entries: Sequence[_Entry]) -> int:
+        """Keep entries, and return how many of their changes were not kept before.
+
+        Where Postgres refuses the data of some, each is kept by itself, and those raw.
+        """
         try:
-            await self._write(shard, entries)
+            return await self._write(shard, entries)
         except (pg.DataError, pg.ProgramLimitExceeded) as error:
             if len(entries) > 1:
-                for entry in entries:
-                    await self._keep(shard, [entry])
-            elif entries[0].read is not None:
-                await self._write(shard, [entries[0]._replace(read=None, fault=str(error).partition("\n")[0])])
-            else:
+                return sum([await self._keep(shard, [entry]) for entry in entries])
+            if entries[0].read is None:
                 raise
+            return await self._write(shard, [entries[0]._replace(read=None, fault=str(error).partition("\n")[0])])
 
-    async def _write(self, shard: int, entries: Sequence[_Entry]) -> None:
+    async def _write(self, shard: int, entries: Sequence[_Entry]) -> int:
         changes = [(entry.read, change) for entry in entries if entry.read is not None for change in entry.read.changes]
+        new = 0
         async with (
             self._link.io.timeout(self._seconds, self._connection),
             committed(self._connection, self._settings, seconds=self._seconds),
         ):
             if changes:
-                await self._run("rescue_branch", _columns(shard, changes))
+                new = await self._run("rescue_branch", _columns(shard, changes))
             for entry in entries:
                 if entry.read is None:
                     await self._run("quarantine_park", _parked(shard, entry))
+        return new
 
-    async def _run(self, name: str, parameters: dict[str, Any]) -> None:
-        await self._connection.execute(statement(name, self._settings.postgres_schema), parameters)
+    async def _run(self, name: str, parameters: dict[str, Any]) -> int:
+        return (await self._connection.execute(statement(name, self._settings.postgres_schema), parameters)).rowcount
 
 
 def _read(entry_id: bytes, fields: Sequence[bytes]) -> _Entry:
@@ -205,6 +209,13 @@ def _of_state(position: Position, state: Mapping[str, bytes]) -> _Entry:
     except ForeignEntry as error:
         fault = str(error)
     return _Entry(b"%d-%d" % position, fields, *position, read, fault)
+
+
+def _page_of(totals: Totals | None) -> int:
+    """Return how many entries to ask for at once, of a shard that has had so many of so many bytes."""
+    if totals is None or not totals.bytes:
+        return _PAGE
+    return max(1, min(_PAGE, _PAGE_BYTES * totals.entries // totals.bytes))
 
 
 def _changes_in(entries: Sequence[_Entry]) -> int:

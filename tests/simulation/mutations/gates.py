@@ -118,6 +118,13 @@ GATES = {
         "        if True:\n",
         by="scenarios old_tail",
     ),
+    "others' shards": Mutant(
+        "a worker keeps what an old primary takes of its own shards alone",
+        "workers/statecache_workers/split_brain.py",
+        "        if self._monotonic() < self._next:\n",
+        "        if True:\n",
+        by="scenarios split_brain",
+    ),
     "opening reader": Mutant(
         "a read opens a gate that it finds closed",
         "statecache/core/read/reader.py",

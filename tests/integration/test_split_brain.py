@@ -1,0 +1,178 @@
+"""An old primary goes on beside the new one: a worker that reaches it keeps what it takes, whoever holds the shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import Settings
+from statecache.testing.valkey import Valkey
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushed, rows
+from tests.fixtures.servers import MakeSettings, Site, plain_client
+from tests.support.failed_over import QUICK, failed_over, old_and_new, until, working
+
+SHARDS = (0, 1, 2, 3)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Valkey, Valkey]]:
+    """A primary and its replica."""
+    with old_and_new(tmp_path) as servers:
+        yield servers
+
+
+class Parted:
+    """Two primaries of one deployment: agents on the old one, the settings of either, and what Postgres holds."""
+
+    def __init__(self, here: Settings, there: Settings, old: Any, worker: Worker, psql: Any) -> None:
+        self.here = here
+        self.there = there
+        self.old = Agents(here, worker.keys, old)
+        self._psql = psql
+        self.taken: set[str] = set()
+
+    def take(self, *shards: int) -> None:
+        """Have the old primary acknowledge a commit in each of these shards."""
+        for shard in shards:
+            change_id = f"{len(self.taken):024x}"
+            self.old.commit(self.old.key_on(shard), change_id=change_id)
+            self.taken.add(change_id)
+
+    def kept(self) -> set[str]:
+        """Return the changes that stand in `conflict`, which holds each once."""
+        found = [change_id for change_id, _ in rows(self._psql, "SELECT change_id, cause FROM conflict")]
+        assert len(found) == len({*found})
+        return {*found}
+
+    def is_all_kept(self) -> bool:
+        """Return whether all that the old primary took stands in `conflict`, and nothing else."""
+        return self.kept() == self.taken
+
+    def flushed(self) -> dict[int, int]:
+        """Return the watermarks in Postgres."""
+        return flushed(self._psql)
+
+    def replids(self) -> set[str]:
+        """Return the servers that the rows of the shards name."""
+        return {replid for (replid,) in rows(self._psql, "SELECT DISTINCT replid FROM shard")}
+
+
+@contextmanager
+def _parted(
+    make_settings: MakeSettings, make_worker: MakeWorker, pair: tuple[Valkey, Valkey], site: Site
+) -> Iterator[Parted]:
+    old, new = pair
+    here = make_settings(redis_url=old.url, **QUICK)
+    there = failed_over(here, old, new)
+    path = f"-c search_path={here.postgres_schema}"
+    with (
+        plain_client(old.url) as raw,
+        psycopg.connect(site.postgres_url, autocommit=True, options=path) as psql,
+    ):
+        yield Parted(here, there, raw, make_worker(here), psql)
+
+
+@pytest.fixture
+def parted(
+    make_settings: MakeSettings, make_worker: MakeWorker, pair: tuple[Valkey, Valkey], site: Site
+) -> Iterator[Parted]:
+    """A deployment in whose shards the new primary has begun an epoch, while the old one still takes writes."""
+    with _parted(make_settings, make_worker, pair, site) as made:
+        yield made
+
+
+def _told(log: Log) -> int:
+    return sum(line["changes"] for line in log.of("rescued"))
+
+
+async def test_what_an_old_primary_takes_is_kept_of_shards_that_another_worker_holds(
+    parted: Parted, make_worker: MakeWorker, log: Log
+) -> None:
+    """It is kept for as long as the worker reaches that server: also once it has given its own shards up."""
+    good, forgotten = make_worker(parted.there), make_worker(parted.here)
+    await flush(good)
+    parted.take(*SHARDS, *SHARDS)
+    async with working(good, forgotten):
+        await until(lambda: forgotten.holdings and good.holdings)
+        await until(parted.is_all_kept)
+        parted.take(*SHARDS)
+        await until(parted.is_all_kept)
+        await until(lambda: log.of("given_up") and len(good.holdings) == len(SHARDS))
+        parted.take(*SHARDS)
+        await until(parted.is_all_kept)
+        await until(lambda: _told(log) == len(parted.taken))
+    assert parted.flushed() == dict.fromkeys(SHARDS, 0)
+    (told,) = log.of("split_brain")
+    named = parted.replids() | {parted.old.meta(0)["replid"]}
+    assert len(named) == 2
+    assert all(replid in told["detail"] for replid in named)
+
+
+async def test_a_worker_without_shards_keeps_what_an_old_primary_takes(
+    parted: Parted, make_worker: MakeWorker, log: Log
+) -> None:
+    idle = make_worker(parted.here)
+    idle.taking = False
+    parted.take(*SHARDS)
+    async with working(idle):
+        await until(parted.is_all_kept)
+        await until(lambda: "operator's word" in idle.trouble)
+    assert not idle.holdings
+    assert idle.split_brain.rescued == len(parted.taken)
+    assert len(log.of("split_brain")) == 1
+
+
+async def test_several_workers_keep_each_change_once(parted: Parted, make_worker: MakeWorker, log: Log) -> None:
+    several = [make_worker(parted.here) for _ in range(3)]
+    parted.take(*SHARDS * 10)
+    async with working(*several):
+        await until(parted.is_all_kept)
+        parted.take(*SHARDS * 10)
+        await until(parted.is_all_kept)
+        await until(lambda: _told(log) >= len(parted.taken))
+    assert _told(log) == len(parted.taken)
+
+
+async def test_a_large_backlog_is_kept_in_pieces(
+    parted: Parted, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one turn keeps is bounded, and a shard of which there is ever more holds up no other."""
+    monkeypatch.setattr("statecache.core.epoch.rescue._PAGE", 3)
+    monkeypatch.setattr("statecache.core.epoch.beside._PAGES_MAX", 2)
+    idle = make_worker(parted.here)
+    idle.taking = False
+    parted.take(*[0] * 40, 1, 2, 3)
+    kept, before = [0], 0
+    for _ in range(100):
+        await idle.turn()
+        kept.append(len(parted.kept()))
+        assert kept[-1] - kept[-2] <= 6
+        others = [one for one in parted.kept() if int(one, 16) >= 40]
+        before = before or (kept[-1] if len(others) == 3 else 0)
+        if parted.is_all_kept():
+            break
+    assert 0 < before < len(parted.taken), "the short ones were kept first"
+    assert parted.is_all_kept()
+
+
+async def test_an_old_primary_that_became_a_replica_is_left_alone(
+    parted: Parted, pair: tuple[Valkey, Valkey], make_worker: MakeWorker, log: Log
+) -> None:
+    old, new = pair
+    worker = make_worker(parted.here)
+    worker.taking = False
+    parted.take(*SHARDS)
+    async with working(worker):
+        await until(parted.is_all_kept)
+        with plain_client(old.url) as raw:
+            raw.execute_command("REPLICAOF", "127.0.0.1", new.port)
+            await until(lambda: raw.info("replication").get("master_link_status") == "up")
+            await until(lambda: log.of("split_brain_over"))
+    assert parted.is_all_kept()
+    assert not worker.split_brain.told

@@ -1,0 +1,112 @@
+"""Whether this worker's Redis goes on beside the lineage: an old primary whose successor has opened its shards.
+
+Agents that reach it are acknowledged what is never flushed, and all of that is gone once it is made a replica. A worker
+that reaches it keeps it in `conflict`, of all shards: those that it holds, those that other workers hold and flush from
+the new primary, and when it holds none. It goes on for as long as it reaches that server.
+
+    look    now and then, on the worker's own connection, what meta and row say of some shards; nothing is locked
+    keep    where they do not fit, the gates' own rules decide which shards are another branch, and a piece of what
+            these hold is kept, more in the next turn; nothing is opened, and nothing is changed on that server
+    tell    both servers are named when that begins, and whenever something was kept
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from statecache.core.epoch.gate import Gate
+from statecache.errors import ForeignData, PostgresUnavailable
+from statecache_workers.logs import alarm, say, warn
+from statecache_workers.owned_shards import Head
+
+if TYPE_CHECKING:
+    from statecache.core.postgres.tier import PostgresTier
+    from statecache.core.redis.connection import Link
+    from statecache.keys import KeySpace
+    from statecache.rules.epochs import Refusal
+    from statecache.settings import Settings
+    from statecache_workers.database import Database
+    from statecache_workers.owned_shards import OwnedRow
+    from statecache_workers.ownership import Ownership
+    from statecache_workers.streams import Streams
+
+SHARDS_PER_LOOK = 256
+"""How many shards are looked at together; of more, others the next time."""
+
+
+class SplitBrain:
+    """The watch of one worker over its Redis."""
+
+    def __init__(
+        self, settings: Settings, keys: KeySpace, streams: Streams, ownership: Ownership, postgres: PostgresTier, *,
+        by: str, monotonic: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.told = ""
+        """That it goes on beside the lineage, in words; '' where it does not."""
+        self._settings = settings
+        self._gate = Gate(settings, keys, by=by, authority="worker")
+        self._streams = streams
+        self._ownership = ownership
+        self._postgres = postgres
+        self._monotonic = monotonic
+        self._next, self._first = monotonic(), 0
+
+    @property
+    def rescued(self) -> int:
+        """How many changes it has kept that nobody had kept before."""
+        return self._gate.rescued
+
+    async def look(self, link: Link, database: Database) -> bool:
+        """Look, where it is time, and keep a piece of what is found; return whether there is more to be kept now."""
+        if self._monotonic() < self._next:
+            return False
+        if not self.told and not await self._is_doubtful(link, database):
+            self._next = self._monotonic() + self._settings.lease_s
+            return False
+        more = await self._keep(link)
+        self._next = self._monotonic() + (0.0 if more else self._settings.lease_renew_s)
+        return more
+
+    async def _is_doubtful(self, link: Link, database: Database) -> bool:
+        count = self._settings.shards
+        shards = range(self._first, min(self._first + SHARDS_PER_LOOK, count))
+        self._first = shards.stop % count
+        rows = await self._ownership.rows(database, shards)
+        heads = await self._streams.heads(link, shards)
+        return any(
+            isinstance(head, Head) and shard in rows and _does_not_fit(rows[shard], head, heads.server)
+            for shard, head in heads.of.items()
+        )
+
+    async def _keep(self, link: Link) -> bool:
+        """Keep a piece, and tell of it; where Postgres does not let us, the flush of other shards goes on."""
+        rescued, more = self._gate.rescued, False
+        try:
+            beside, more = await self._looked(link)
+        except (PostgresUnavailable, ForeignData, psycopg.Error) as error:
+            warn("not_rescued", detail=str(error).partition("\n")[0])
+        else:
+            before, self.told = self.told, self._gate.told(beside) if beside else ""
+            if self.told and not before:
+                alarm("split_brain", shards=len(beside), detail=self.told)
+            elif before and not self.told:
+                say("split_brain_over")
+        finally:
+            if self._gate.rescued > rescued:
+                alarm("rescued", changes=self._gate.rescued - rescued, detail=self.told)
+        return more
+
+    async def _looked(self, link: Link) -> tuple[dict[int, Refusal], bool]:
+        session = await self._postgres.session()
+        try:
+            return await self._gate.rescue(link, session.connection, range(self._settings.shards))
+        finally:
+            await session.close()
+
+
+def _does_not_fit(row: OwnedRow, head: Head, server: str) -> bool:
+    """Return whether a data set may be another branch: it names another server than the row, in no later epoch."""
+    return head.epoch is not None and head.epoch <= row.epoch and row.replid not in ("", head.replid, server)
