@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import Any
@@ -16,7 +16,7 @@ from statecache import AsyncStateCache, ConfigurationError, PostgresUnavailable,
 from statecache.core.postgres.migrate import migrate
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
-from tests.fixtures.flusher import Agents, flush, flushing, rows
+from tests.fixtures.flusher import Agents, flush, flush_through, flushing, rows
 from tests.fixtures.servers import MakeSettings, Site, plain_client
 from tests.support.command_line import CommandLine
 from tests.support.polling import pause
@@ -202,3 +202,46 @@ async def test_a_database_of_another_encoding_is_refused_and_named(
         (found,) = [one for one in ended.json["findings"] if "encoding" in one["what"]]
         assert (found["severity"], encoding in found["what"]) == ("error", True)
         assert "ENCODING 'UTF8'" in found["remedy"]
+
+
+async def test_a_default_timeout_of_transactions_bounds_nothing_of_ours(
+    make_settings: MakeSettings, site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Postgres goes on with the timer that such a default has started, unless it is stopped first."""
+    if site.postgres.info.server_version < 170_000:
+        pytest.skip("Postgres has such a timeout from 17 on")
+    with _database(site) as (odd, url):
+        settings = make_settings(migrated=False, postgres_url=url)
+        await migrate(settings)
+        async with _world(settings) as (worker, cache, _, psql):
+            await flush(worker)
+            psql.execute("SET transaction_timeout = 0")
+            site.postgres.execute(f"ALTER ROLE {odd} SET transaction_timeout = '200ms'".encode())
+            for (pid,) in rows(psql, "SELECT pid FROM pg_stat_activity WHERE usename = %s", odd):
+                if pid != psql.info.backend_pid:
+                    psql.execute("SELECT pg_terminate_backend(%s)", (pid,))
+            await cache.set(KEY, 1)
+            await _slowly(site, psql, "state", lambda: flush_through(worker))
+            await _slowly(site, psql, "shard", lambda: cache.get(KEY, read="fenced"))
+            await _slowly(site, psql, "state", lambda: _listed(cache))
+            assert await _slowly(site, psql, "state", lambda: cache.get("runs/none")) is None
+            command = CommandLine(settings, monkeypatch, capsys)
+            ended = await _slowly(site, psql, "lost", lambda: asyncio.to_thread(command, "lost"))
+            assert ended.status == 0, ended
+
+
+async def _listed(cache: AsyncStateCache) -> None:
+    assert [state.key async for state in cache.list("runs/réunion/")] == [KEY]
+
+
+async def _slowly(site: Site, psql: Psql, table: str, verb: Callable[[], Awaitable[Any]]) -> Any:
+    """Run something that has to wait for a table in Postgres, for longer than the default would allow."""
+    waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND usename = %s"
+    waits += " AND clock_timestamp() - query_start > interval '400ms'"
+    with psql.transaction():
+        psql.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
+        task = asyncio.ensure_future(verb())
+        while not (task.done() or site.postgres.execute(waits, (psql.info.user,)).fetchall()):
+            await pause()
+    async with asyncio.timeout(20):
+        return await task

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 _SCRIPTS_PER_ROUND = 256
 _GRACE_S = 0.1
 """How much longer than Postgres' own timeout its answer is waited for, in seconds."""
-_LIMITS = "SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', %s, true)"
+_LIMITS = (
+    "SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', %s, true), "
+    "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL"
+    " THEN set_config('transaction_timeout', '0', true) END"
+)
 
 
 class Calls:

@@ -211,8 +211,8 @@ DURABLE = {
             ),
             Piece(
                 "statecache/sql/session/local_limits.sql",
-                "            THEN set_config('transaction_timeout', %(transaction)s, true) END,\n",
-                "            THEN %(transaction)s::text END,\n",
+                "                            WHEN '0' THEN %(transaction)s::text END, true) END,\n",
+                "                            WHEN '0' THEN left(%(transaction)s, 0) || '0' END, true) END,\n",
             ),
         ),
     ),
