@@ -7,6 +7,7 @@ verb takes `timeout=` in seconds (the setting `timeout_s` without it) and raises
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -316,6 +317,8 @@ class View(Generic[D]):
         )
         commit.turn = turn
         committed = await self.runtime.committer.commit(commit)
+        if turn is not None:
+            turn.unlearnt = partial(self.runtime.unknown_outcomes.note, commit)
         if self.automatic is not None:
             await self.applied((commit, committed))
         return self.committed_state(write, committed, 0)

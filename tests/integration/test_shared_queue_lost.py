@@ -128,3 +128,25 @@ async def test_a_client_that_is_closed_waits_no_longer(one: AsyncStateCache, str
     with pytest.raises(Exception, match="closed"):
         await update
     assert monotonic() - begun < LIMIT_S
+
+
+async def test_an_update_that_was_cancelled_while_its_turn_is_passed_on_is_kept(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the turn could not be passed on together with the commit."""
+    passes = asyncio.Event()
+
+    async def never(*_: object) -> None:
+        passes.set()
+        await asyncio.Event().wait()
+
+    async with AsyncStateCache(settings=settings) as client:
+        monkeypatch.setattr("statecache.core.update.shared_queue.SharedTurn.held", True)
+        monkeypatch.setattr("statecache.core.update.shared_queue.SharedTurn.passed", lambda *_: None)
+        monkeypatch.setattr(client._runtime.redis.io, "beside", never)
+        writing = asyncio.create_task(client.update(KEY, lambda value: value + 1, default=0))
+        await passes.wait()
+        writing.cancel()
+        await asyncio.wait([writing])
+        (lost,) = client.unknown_outcomes()
+        assert (lost.keys, (await client.outcome(lost.change_id, KEY)).verdict) == ((KEY,), "applied")

@@ -21,6 +21,7 @@ from statecache import (
     OutcomeUnknown,
     Retry,
     Settings,
+    StateCache,
     Step,
     StepUnknown,
     UsageError,
@@ -230,6 +231,46 @@ async def test_a_cancelled_step_is_unknown_at_once(cache: AsyncStateCache) -> No
         await running
     with pytest.raises(StepUnknown, match="cut off by CancelledError"):
         await cache.step(KEY, "charge", never)
+
+
+async def test_a_step_that_is_cancelled_while_its_claim_is_given_back_leaves_its_commit(
+    cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its result is applied by then, and its caller learns nothing of it."""
+    gives = asyncio.Event()
+
+    async def never(_: object) -> None:
+        gives.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(cache._runtime.claims, "give_back", never)
+    running = asyncio.create_task(cache.step(KEY, "charge", lambda step: 1, default=0, apply=lambda _, result: result))
+    await gives.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    (left,) = cache.unknown_outcomes()
+    assert KEY in left.keys
+    assert (await cache.outcome(left.change_id, KEY)).verdict == "applied"
+    assert not cache.unknown_outcomes()
+
+
+async def test_a_step_that_is_interrupted_while_its_claim_is_given_back_leaves_its_commit(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    def work() -> None:
+        with StateCache(settings=settings) as cache:
+            monkeypatch.setattr(cache._runtime.claims, "give_back", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                cache.step(KEY, "charge", lambda step: 1, default=0, apply=lambda _, result: result)
+            (left,) = cache.unknown_outcomes()
+            assert KEY in left.keys
+            assert cache.outcome(left.change_id, KEY).verdict == "applied"
+
+    await asyncio.to_thread(work)
 
 
 async def test_a_redis_that_goes_silent_during_the_function_has_the_next_call_find_out(

@@ -98,6 +98,7 @@ class StepCall:
         self._fingerprint = steps.fingerprint_of(args, key=self._record_key)
         self._results = codec_for(terms.type, view.encoding)
         self._before: Record | None = None
+        self._committed: Commit | None = None
         self._claim = view.runtime.claims.of(self._record_key)
         self._new_in: int | None = None
         self._forks: set[str] = set()
@@ -108,12 +109,21 @@ class StepCall:
         self._runtime.in_flight.refuse_if_closing()
         with self._runtime.in_flight.call():
             try:
-                return await self._result()
-            except GeneratorExit:  # who is thrown away cannot wait for an answer
-                self._claim.drop()
+                return await self._released()
+            except BaseException as error:  # cancelled behind its commit: its caller learns nothing of that
+                if self._committed is not None:
+                    self._runtime.unknown_outcomes.note(self._committed, error)
                 raise
-            finally:
-                await self._claim.give_back()
+
+    async def _released(self) -> Any:
+        """Return the result once the claim is given back."""
+        try:
+            return await self._result()
+        except GeneratorExit:  # who is thrown away cannot wait for an answer
+            self._claim.drop()
+            raise
+        finally:
+            await self._claim.give_back()
 
     async def _result(self) -> Any:
         end = self._view.end_of(self._terms.timeout)
@@ -295,7 +305,9 @@ class StepCall:
                 writes.append(await self._applied(self._terms.apply, value, end))
             try:
                 commit = self._new(writes, self._terms.durability, end, locks=self._locks(writes))
-                await self._view.applied((commit, await self._runtime.committer.commit(commit)))
+                committed = await self._runtime.committer.commit(commit)
+                self._committed = commit
+                await self._view.applied((commit, committed))
             except VersionConflict as conflict:
                 if conflict.key == self._record_key:
                     raise _Overtaken from conflict

@@ -95,7 +95,7 @@ class SharedTurn:
     `record` is the state that came with it, if it did and may be believed.
     """
 
-    __slots__ = ("_end", "_key", "_names", "_queues", "_token", "record")
+    __slots__ = ("_end", "_key", "_names", "_queues", "_token", "record", "unlearnt")
 
     def __init__(self, queues: SharedQueues, key: str, end: float) -> None:
         self._queues = queues
@@ -104,6 +104,8 @@ class SharedTurn:
         self._names: tuple[str, str, str] = ("", "", "")
         self._token = ""
         self.record: Record | None = None
+        self.unlearnt: Callable[[BaseException], None] | None = None
+        """What is told of an error by which the caller never learns of the update's commit, once that is answered."""
 
     @property
     def held(self) -> bool:
@@ -189,4 +191,9 @@ class SharedTurn:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self.held and kind is not GeneratorExit:  # who is thrown away cannot wait for an answer
-            await self._queues.redis.io.beside(self._pass, _END_S)
+            try:
+                await self._queues.redis.io.beside(self._pass, _END_S)
+            except BaseException as ended:  # the update is committed: its caller learns nothing of that
+                if self.unlearnt is not None:
+                    self.unlearnt(ended)
+                raise
