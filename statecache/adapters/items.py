@@ -9,6 +9,7 @@ of these is kept as `{"$json": "…"}`, and so is one that looks like that by it
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ TEXT = "$json"
 NUL = "\\u0000"
 NESTING_MAX = 150
 """How many levels of containers an item may have that is kept as plain data: a value has at most 200."""
+_lone = re.compile("[\ud800-\udfff]")
 
 
 class Kept(NamedTuple):
@@ -42,7 +44,9 @@ def kept(item: Any, at: int, *, nul: bool = True) -> Kept:
         data = _exact(plain, text)
         if data is not None:
             return Kept(plain, len(data))
-    return Kept({TEXT: text}, len(msgspec.json.encode(text)) + len(TEXT) + 5)
+    # Letters stay as they are: escaped, each would take twice or three times the bytes.
+    short = _lone.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(item, ensure_ascii=False))
+    return Kept({TEXT: short}, len(msgspec.json.encode(short)) + len(TEXT) + 5)
 
 
 def _exact(plain: Any, text: str) -> bytes | None:

@@ -60,6 +60,13 @@ def test_what_is_not_exact_is_kept_as_text() -> None:
     assert kept(deep[0], 0).data == deep[0]
 
 
+def test_letters_of_what_is_kept_as_text_take_no_more_bytes_than_as_plain_data() -> None:
+    text = "漢é" * 1000
+    plain, cut = kept({"a": text}, 0), kept({"a": text + "\ud83d"}, 0)
+    assert got(cut.data) == {"a": text + "\ud83d"}
+    assert cut.size - plain.size < 40
+
+
 def sized(sizes: list[int]) -> list[Kept]:
     return [Kept(f"{at}", size) for at, size in enumerate(sizes)]
 
