@@ -5,7 +5,8 @@
     a StateCache          is used for all; what is awaited runs in threads
     an AsyncStateCache    belongs to one event loop; other threads wait for what runs in that one
 
-Copies of a saver share this object, so they share clients, and whoever closes one of them closes all.
+Copies of a saver share this object, so they share clients, and whoever closes one of them closes all. What was pickled
+has the same settings, passwords among them, and makes clients of its own.
 """
 
 from __future__ import annotations
@@ -48,6 +49,17 @@ class Clients:
             self._loops = LoopClients(cache, namespace, policy, of=of, run_sync=awaited)
         if isinstance(cache, AsyncStateCache):
             self._loop = running_loop()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._settings is None:
+            raise UsageError(
+                f"this {self._of} stands on a client that was given, which cannot be pickled",
+                hint=f"Make the {self._of} of settings: whoever unpickles it has clients of its own then.",
+            )
+        return _unpickled, (self._settings, self._namespace, self._policy, self._of, self._awaited)
 
     def run(self, plan: Plan[T]) -> T:
         """Carry out a plan for a caller who waits."""
@@ -120,6 +132,10 @@ class Clients:
                 self._made = StateCache(settings=self._settings)
                 self._sync = self._made.namespace(self._namespace, **self._policy)
             return self._sync
+
+
+def _unpickled(settings: Settings, namespace: str, policy: dict[str, Any], of: str, awaited: str) -> Clients:
+    return Clients(settings, namespace, policy, of=of, awaited=awaited)
 
 
 class OnClients:

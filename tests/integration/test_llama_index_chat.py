@@ -122,4 +122,5 @@ async def test_the_memory_of_an_agent_stands_on_it(make: Callable[..., Asked]) -
     assert await again.aget_all() == messages(4)
     await again.aset(messages(2))
     assert await memory.aget_all() == messages(2)
-    assert store.to_dict() == {"namespace": "llama-index-chat", "class_name": "StateCacheChatStore"}
+    told = {"namespace": "llama-index-chat", "durability": None, "class_name": "StateCacheChatStore"}
+    assert store.to_dict() == told

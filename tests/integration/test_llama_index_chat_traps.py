@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import multiprocessing
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from llama_index.core.llms import ChatMessage
+from llama_index.core.memory import ChatMemoryBuffer
 
 from statecache import (
     AsyncNamespace,
@@ -270,3 +274,27 @@ def test_without_await_on_clients_of_ones_own(settings: Settings) -> None:
     ) as again:  # fmt: skip
         assert again.get_messages("42") == [messages(1)[0], messages(3)[2]]
         assert again.group_of("a/b") == "llama-index-chat/a%2Fb"
+
+
+def test_a_store_is_pickled_with_the_settings_that_it_stands_on(settings: Settings) -> None:
+    with StateCacheChatStore(settings, namespace="mine", durability="memory") as store:
+        store.add_message("42", messages(1)[0])
+        memory = ChatMemoryBuffer.from_defaults(token_limit=10_000, chat_store=store, chat_store_key="42")
+        for again in (pickle.loads(pickle.dumps(store)), pickle.loads(pickle.dumps(memory)).chat_store):
+            assert (again.namespace, again.durability, again._clients._settings) == ("mine", "memory", settings)
+            assert again._clients._policy == {"durability": "memory"}
+            assert (again.get_messages("42"), again._bytes_max) == (messages(1), store._bytes_max)
+            again.close()
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert pool.apply(store.get_messages, ("42",)) == messages(1)
+        assert store.get_messages("42") == messages(1), "it has clients of its own"
+        assert copy.deepcopy(store)._clients is store._clients
+        told = store.to_json()
+        assert settings.postgres_url not in told
+        assert '"durability": "memory"' in told
+
+
+def test_a_store_that_stands_on_a_client_says_why_it_is_not_pickled(sync_cache: StateCache) -> None:
+    with pytest.raises(UsageError, match="stands on a client that was given") as refused:
+        pickle.dumps(StateCacheChatStore(sync_cache))
+    assert "of settings" in refused.value.hint

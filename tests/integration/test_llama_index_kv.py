@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
@@ -188,3 +189,15 @@ def test_without_await_on_a_client_of_ones_own(settings: Settings) -> None:
     ) as again:  # fmt: skip
         assert again.get_all() == {"1": {"a": 1}}
         assert again.group_of("a/b") == "llama-index/a%2Fb"
+
+
+def test_a_store_is_pickled_with_the_settings_that_it_stands_on(settings: Settings, sync_cache: StateCache) -> None:
+    with StateCacheKVStore(settings, namespace="mine", durability="memory", read="local") as store:
+        store.put("1", {"a": 1})
+        with pickle.loads(pickle.dumps(store)) as again:
+            assert (again._clients._settings, again._read) == (settings, "local")
+            assert again._clients._policy == {"durability": "memory", "read": "local"}
+            assert again.get_all() == {"1": {"a": 1}}
+        assert store.get("1") == {"a": 1}, "it has clients of its own"
+    with pytest.raises(UsageError, match="stands on a client that was given"):
+        pickle.dumps(StateCacheKVStore(sync_cache))

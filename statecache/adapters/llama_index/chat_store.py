@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr
 from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base import BaseChatStore
 
@@ -46,6 +46,7 @@ class StateCacheChatStore(OnClients, BaseChatStore):
     """
 
     namespace: str = Field(default=NAMESPACE, description="The namespace of all states.")
+    durability: str | None = Field(default=None, description="When a change counts as written.")
     _clients: Clients = PrivateAttr()
     _bytes_max: int = PrivateAttr()
 
@@ -57,7 +58,7 @@ class StateCacheChatStore(OnClients, BaseChatStore):
         durability: Durability | None = None,
     ) -> None:
         refuse_parted(namespace, "a chat")
-        super().__init__(namespace=namespace)  # type: ignore[call-arg]
+        super().__init__(namespace=namespace, durability=durability)  # type: ignore[call-arg]
         on = Settings() if cache is None else cache
         self._clients = Clients(
             on, namespace, {"durability": durability}, of="store", awaited="async_add_message, aget_messages"
@@ -84,6 +85,13 @@ class StateCacheChatStore(OnClients, BaseChatStore):
         What is not given comes from STATECACHE_* variables; every other setting may be given by its name.
         """
         return cls(settings_of(url, postgres_url, settings), namespace=namespace, durability=durability)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        # LlamaIndex leaves out what it cannot pickle: the store would come back on the servers of the environment.
+        return BaseModel.__getstate__(self)
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        BaseModel.__setstate__(self, state)
 
     def group_of(self, key: str) -> str:
         """Return the key of the group that a chat's states are of, as `rollback`, `branch` and `erase` take it."""
