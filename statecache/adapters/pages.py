@@ -42,6 +42,10 @@ class Page(msgspec.Struct, frozen=True):
     items: list[Any]
 
 
+PAGE_FRAME_BYTES = len(msgspec.json.encode(Page("0" * 16, "", [])))
+"""What a page has beside its items, at least."""
+
+
 class Place(Protocol):
     """Where a head and its pages are."""
 

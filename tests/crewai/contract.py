@@ -7,76 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import os
+import multiprocessing
+import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
-from itertools import count
 from pathlib import Path
 from threading import Event
 from typing import Any
 from uuid import UUID
 
-import msgspec
 import pytest
-import redis
 from crewai.flow.async_feedback.types import HumanFeedbackPending
 from crewai.flow.persistence.sqlite import SQLiteFlowPersistence
 
-from statecache import AsyncStateCache, CodecError, ConfigurationError, LimitExceeded, Settings, StateCache, UsageError
+from statecache import CodecError, LimitExceeded, Settings, StateCache, UsageError
 from statecache.adapters.crewai import StateCacheFlowPersistence
-from statecache.adapters.crewai.importing import import_flows, sqlite_flows
 from tests.crewai.flows import Told, asking, context, flow_of
-
-CONFIGURATION = os.environ.get("CONFIGURATION", "normal")
-_numbers = count(1)
-
-
-class Both:
-    """Persistence as flows see it: every call is made on the next of its clients, every load after what is done."""
-
-    def __init__(self, clients: list[StateCache]) -> None:
-        self.clients = clients
-        durability: Any = "postgres" if CONFIGURATION == "cold" else None
-        self._persistences = [StateCacheFlowPersistence(one, durability=durability) for one in clients]
-        self._turn = count()
-
-    def next(self) -> StateCacheFlowPersistence:
-        """Return the persistence for the next call."""
-        if CONFIGURATION == "cold":
-            self.forget()
-        return self._persistences[next(self._turn) % len(self._persistences)]
-
-    def forget(self) -> None:
-        """Take all states of flows from Redis, all of which are durable."""
-        settings = self.clients[0].settings
-        with redis.Redis.from_url(settings.redis_url) as raw:
-            for name in raw.scan_iter(f"{settings.prefix}:*:state:crewai/*"):
-                raw.delete(name)
-
-
-@pytest.fixture(scope="module")
-def clients() -> Iterator[list[StateCache]]:
-    """The clients, which read their settings from the environment."""
-    made = [StateCache() for _ in range(2 if CONFIGURATION == "two clients" else 1)]
-    yield made
-    for one in made:
-        one.close()
-
-
-@pytest.fixture
-def both(clients: list[StateCache]) -> Both:
-    """Return persistence on the clients."""
-    return Both(clients)
-
-
-@pytest.fixture
-def flow_id() -> str:
-    """Return the id of a flow that nobody has."""
-    return f"{CONFIGURATION.replace(' ', '-')}-{os.getpid()}-{next(_numbers)}"
+from tests.crewai.persistences import CONFIGURATION, Both
 
 
 def test_what_was_saved_last_is_loaded(both: Both, flow_id: str) -> None:
@@ -139,6 +89,21 @@ def test_what_cannot_be_kept_is_refused_before_anything_is_written(both: Both, f
         StateCacheFlowPersistence({})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("model", [dict, Told])
+def test_an_id_may_be_a_number_where_crewais_own_takes_one(
+    both: Both, flow_id: str, model: type[Any], tmp_path: Path
+) -> None:
+    number = int(flow_id.rpartition("-")[2]) + 10**9
+    for persistence in (SQLiteFlowPersistence(str(tmp_path / "flows.db")), both.next()):
+        persistence.save_state(number, "step", {"id": number} if model is dict else Told(id=str(number)))
+        loaded = persistence.load_state(number)
+        assert loaded == persistence.load_state(str(number))
+        assert loaded is not None
+        assert loaded["id"] == (number if model is dict else str(number))
+    with pytest.raises(UsageError, match="a flow's id is None"):
+        both.next().save_state(None, "step", {})  # type: ignore[arg-type]
+
+
 # What a paused flow waits for.
 
 
@@ -179,102 +144,6 @@ def test_a_paused_flow_is_resumed_by_another_process(both: Both, flow_id: str) -
     state = both.next().load_state(flow_id)
     assert state is not None
     assert (state["done"], state["said"]) == (["draft"], "it is")
-
-
-# Moving in.
-
-
-def _taken(source: Path, **more: Any) -> Any:
-    if CONFIGURATION == "cold":
-        more["durability"] = "postgres"
-
-    async def run() -> Any:
-        async with AsyncStateCache() as cache:
-            return await import_flows(sqlite_flows(source), cache, progress=lambda _: None, **more)
-
-    return msgspec.to_builtins(asyncio.run(run()))
-
-
-def test_what_sqlite_holds_is_taken_in_once_and_what_is_new_later(both: Both, flow_id: str, tmp_path: Path) -> None:
-    source = tmp_path / "flows.db"
-    theirs, other = SQLiteFlowPersistence(str(source)), f"{flow_id}/other"
-    for number in range(5):
-        theirs.save_state(flow_id, f"step{number}", {"id": flow_id, "number": number, "half": "\ud83d"})
-    theirs.save_pending_feedback(other, context(other, metadata={"at": 1}), Told(id=other, said="asked"))
-    assert _taken(source, dry_run=True) == {"flows": 2, "written": 6, "same": 0, "kept": []}
-    assert both.next().load_state(flow_id) is None
-    assert _taken(source) == {"flows": 2, "written": 6, "same": 0, "kept": []}
-    assert both.next().load_state(flow_id) == theirs.load_state(flow_id)
-    reasons = [one.reason for one in both.clients[0].history(both.next().group_of(flow_id))]
-    assert reasons == [f"step{number}" for number in range(5)]
-    ours, there = both.next().load_pending_feedback(other), theirs.load_pending_feedback(other)
-    assert ours is not None
-    assert there is not None
-    assert (ours[0], ours[1].to_dict()) == (there[0], there[1].to_dict())
-    theirs.save_state(flow_id, "later", {"id": flow_id, "number": 5})
-    assert _taken(source) == {"flows": 2, "written": 1, "same": 6, "kept": []}
-    assert both.next().load_state(flow_id) == {"id": flow_id, "number": 5}
-
-
-def test_a_flow_waits_for_what_it_waits_for_at_the_last_import(both: Both, flow_id: str, tmp_path: Path) -> None:
-    source = tmp_path / "flows.db"
-    theirs, other = SQLiteFlowPersistence(str(source)), f"{flow_id}-other"
-    for one in (flow_id, other):
-        theirs.save_pending_feedback(one, context(one, metadata={"at": 1}), Told(id=one, said="first"))
-    assert _taken(source)["written"] == 2
-    for one in (flow_id, other):
-        theirs.clear_pending_feedback(one)
-        theirs.save_state(one, "resumed", {"id": one, "said": "resumed"})
-    theirs.save_pending_feedback(flow_id, context(flow_id, metadata={"at": 2}), Told(id=flow_id, said="second"))
-    for _ in range(2):
-        assert _taken(source)["kept"] == []
-        assert both.next().load_pending_feedback(other) is None
-        waits = both.next().load_pending_feedback(flow_id)
-        assert waits is not None
-        assert (waits[0]["said"], waits[1].metadata) == ("second", {"at": 2})
-    theirs.save_pending_feedback(other, context(other, metadata={"at": 3}), Told(id=other, said="third"))
-    assert _taken(source)["kept"] == []
-    waits = both.next().load_pending_feedback(other)
-    assert waits is not None
-    assert (waits[0]["said"], waits[1].metadata) == ("third", {"at": 3})
-
-
-def test_a_flow_that_was_gone_on_with_here_is_left_alone(both: Both, flow_id: str, tmp_path: Path) -> None:
-    source = tmp_path / "flows.db"
-    theirs, other = SQLiteFlowPersistence(str(source)), f"{flow_id}-other"
-    theirs.save_state(flow_id, "first", {"id": flow_id})
-    theirs.save_pending_feedback(other, context(other), Told(id=other))
-    assert _taken(source)["written"] == 2
-    both.next().save_state(flow_id, "here", {"id": flow_id, "here": True})
-    theirs.save_state(flow_id, "there", {"id": flow_id, "there": True})
-    both.next().clear_pending_feedback(other)
-    assert _taken(source) == {"flows": 2, "written": 0, "same": 1, "kept": [flow_id]}
-    assert both.next().load_state(flow_id) == {"id": flow_id, "here": True}
-    assert both.next().load_pending_feedback(other) is None, "what was resumed here is not to be resumed again"
-
-
-def test_a_flow_that_was_deleted_here_is_taken_in_again_and_goes_on(both: Both, flow_id: str, tmp_path: Path) -> None:
-    source = tmp_path / "flows.db"
-    theirs = SQLiteFlowPersistence(str(source))
-    for number in range(3):
-        theirs.save_state(flow_id, f"step{number}", {"id": flow_id, "number": number})
-    assert _taken(source)["written"] == 3
-    both.clients[0].delete(both.next().group_of(flow_id))
-    assert _taken(source) == {"flows": 1, "written": 3, "same": 0, "kept": []}
-    theirs.save_state(flow_id, "later", {"id": flow_id, "number": 3})
-    assert _taken(source) == {"flows": 1, "written": 1, "same": 3, "kept": []}
-    assert both.next().load_state(flow_id) == {"id": flow_id, "number": 3}
-    both.next().save_state(flow_id, "here", {"id": flow_id, "here": True})
-    assert _taken(source)["kept"] == [flow_id]
-
-
-@pytest.mark.parametrize("text", ["", "no database, but a text that is long enough to be taken for one" * 9])
-def test_a_file_without_flows_is_told(text: str, tmp_path: Path) -> None:
-    (tmp_path / "text.db").write_text(text)
-    with pytest.raises(ConfigurationError, match="holds no flows of CrewAI"):
-        _taken(tmp_path / "text.db")
-    with pytest.raises(UsageError, match="does not exist"):
-        _taken(tmp_path / "none.db")
 
 
 # Flows.
@@ -368,6 +237,22 @@ def test_a_namespace_and_settings_may_be_given(both: Both, flow_id: str) -> None
     assert both.next().load_state(flow_id) is None
     with pytest.raises(UsageError, match="more than one segment"):
         StateCacheFlowPersistence(namespace="a/b")
+
+
+def test_a_persistence_that_stands_on_settings_is_pickled_with_them(both: Both, flow_id: str) -> None:
+    settings = Settings(timeout_s=7.0)
+    with StateCacheFlowPersistence(settings, namespace="others", durability="postgres") as persistence:
+        persistence.save_state(flow_id, "step", {"id": flow_id})
+        with pickle.loads(pickle.dumps(persistence)) as again:
+            assert (again.namespace, again.durability, again._clients._settings) == ("others", "postgres", settings)
+            assert again._clients._policy == {"durability": "postgres"}
+            assert again.load_state(flow_id) == {"id": flow_id}
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert pool.apply(persistence.load_state, (flow_id,)) == {"id": flow_id}
+        assert persistence.load_state(flow_id) == {"id": flow_id}, "it has a client of its own"
+    with pytest.raises(UsageError, match="stands on a client that was given") as refused:
+        pickle.dumps(both.next())
+    assert "settings" in refused.value.hint
 
 
 def dies(flow_id: str) -> None:

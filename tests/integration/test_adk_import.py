@@ -118,7 +118,7 @@ def test_sessions_are_taken_in_as_they_are_once_and_what_is_new_later(
     )  # fmt: skip
     assert asyncio.run(_ours(settings)) == theirs
     again = cli("import", *vendor.words, "--json")
-    assert again.json == {"sessions": 3, "written": 0, "same": 15, "states": 0, "kept": []}
+    assert again.json == {"sessions": 3, "written": 0, "same": 15, "states": 0, "kept": [], "failed": {}}
 
     async def goes_on() -> list[Any]:
         async with vendor.service() as service:
@@ -127,7 +127,7 @@ def test_sessions_are_taken_in_as_they_are_once_and_what_is_new_later(
 
     theirs = asyncio.run(goes_on())
     assert cli("import", *vendor.words, "--json").json == {
-        "sessions": 3, "written": 1, "same": 15, "states": 1, "kept": [],
+        "sessions": 3, "written": 1, "same": 15, "states": 1, "kept": [], "failed": {},
     }  # fmt: skip
     assert asyncio.run(_ours(settings)) == theirs
 
@@ -150,7 +150,7 @@ def test_what_was_gone_on_with_here_is_left_alone_and_named(
     assert there.status == 1
     assert there.out == "1 event of 3 sessions written, 10 there already\n"
     for name in ("orders", "orders:alice:42"):
-        assert f"statecache: {name}: left alone, for what has this name here holds something else\n" in there.err
+        assert f"statecache: {name}: left alone, for it was gone on with here, or deleted\n" in there.err
     ours = asyncio.run(_ours(settings))
     assert ours[0]["events"][-1]["content"]["parts"][0]["text"] == "here"
     assert ours[0]["state"]["app:last"] == "here"
@@ -176,6 +176,81 @@ def test_an_import_that_was_cut_off_goes_on(
     monkeypatch.setattr(importing._Taking, "_append", append)
     assert cli("import", *vendor.words, "--json").json["written"] == 21 - 9
     assert asyncio.run(_ours(settings)) == theirs
+
+
+def test_what_was_undone_or_begun_here_is_left_alone_and_named(
+    cli: CommandLine, settings: Settings, vendor: Vendor
+) -> None:
+    own: dict[str, Any] = {"app_name": "own", "user_id": "alice", "session_id": "1"}
+
+    async def begins() -> None:
+        async with vendor.service() as theirs, AsyncStateCache(settings=settings) as cache:
+            ours = StateCacheSessionService(cache)
+            await ours.create_session(**own, state={"from": "here", "budget": 7})
+            await theirs.create_session(**own, state={"from": "there"})
+
+    async def undoes() -> None:
+        async with vendor.service() as theirs, AsyncStateCache(settings=settings) as cache:
+            ours = StateCacheSessionService(cache)
+            await ours.delete_session(**EVERY[0])
+            await cache.undo(ours.group_of(**EVERY[1]), group=True)
+            await cache.rollback(ours.group_of(**EVERY[2]), 1)
+            await cache.delete("adk/orders")
+            for one in (*EVERY, own):
+                changes = {"app:last": "there"} if one["app_name"] == "orders" else {}
+                await _append(theirs, one, [event("there", changes=changes, timestamp=2e9)])
+
+    asyncio.run(_filled(vendor, 2))
+    asyncio.run(begins())
+    first = cli("import", *vendor.words, "--json")
+    assert (first.status, first.json["kept"]) == (1, ["own:alice:1"])
+    asyncio.run(undoes())
+    left = asyncio.run(_ours(settings))
+    assert [session and len(session["events"]) for session in left] == [None, 0, 0]
+    names = ["orders", "orders:alice:42", "orders:bob%3Ab:a%2F1", "other:alice:42", "own:alice:1"]
+    for words in (["--dry-run"], [], []):
+        again = cli("import", *vendor.words, "--json", *words)
+        assert (again.status, again.json["kept"], again.json["written"]) == (1, names, 0), again
+        assert asyncio.run(_ours(settings)) == left
+
+    async def of_its_own() -> Any:
+        async with AsyncStateCache(settings=settings) as cache:
+            session = await StateCacheSessionService(cache).get_session(**own)
+            return session and session.state
+
+    state = asyncio.run(of_its_own())
+    assert (state["from"], state["budget"]) == ("here", 7)
+
+
+@pytest.mark.parametrize("poison", ["an event that is too large", "a state that is too large", "a NUL in an id"])
+def test_a_session_that_cannot_be_taken_in_is_named_and_those_after_it_are_taken_in(
+    cli: CommandLine, settings: Settings, tmp_path: Path, poison: str
+) -> None:
+    file = tmp_path / "sessions.db"
+    vendor = Vendor(lambda: SqliteSessionService(str(file)), "adk-sqlite", str(file))
+    large, nul, events = "x" * (9 << 20), "NUL" in poison, [event("hello", timestamp=1e9)]
+
+    async def fill() -> None:
+        async with vendor.service() as service:
+            for number, which in enumerate(EVERY):
+                if number == 1:
+                    which = {**which, "session_id": "a\0"} if nul else which
+                    state = {"text": large} if "state" in poison else {}
+                    session = await service.create_session(**which, state=state)
+                    await service.append_event(session, event(large if "event" in poison else "hi", timestamp=1e9))
+                else:
+                    await _append(service, which, events)
+
+    asyncio.run(fill())
+    for words in (["--dry-run"], [], []):
+        taken = cli("import", *vendor.words, "--json", *words)
+        assert taken.status == 1, taken
+        assert (taken.json["written"] + taken.json["same"], taken.json["kept"]) == (2, [])
+        ((name, why),) = taken.json["failed"].items()
+        assert name == ("orders:bob%3Ab:a\0" if nul else "orders:bob%3Ab:a%2F1")
+        assert ("holds a NUL" if nul else "more than the limit of 8,388,608 bytes") in why
+    ours = asyncio.run(_ours(settings))
+    assert [session is not None and len(session["events"]) for session in ours] == [1, False, 1]
 
 
 def test_a_namespace_may_be_another(cli: CommandLine, settings: Settings, vendor: Vendor) -> None:

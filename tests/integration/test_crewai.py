@@ -18,7 +18,7 @@ from tests.support.killer import Killer
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = Path(sys.prefix) / ".crewai" / "bin" / "python"
-CONTRACT = "tests/crewai/contract.py"
+CONTRACT, MOVING_IN = "tests/crewai/contract.py", "tests/crewai/moving_in.py"
 SECONDS = 300
 SAVES = 150
 QUIET = {"OTEL_SDK_DISABLED": "true", "CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_TRACING_ENABLED": "false"}
@@ -42,7 +42,7 @@ def _environment(on: Servers, home: Path, **more: str) -> dict[str, str]:
 def _kept(on: Servers, home: Path, configuration: str) -> None:
     done = subprocess.run(
         [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", ROOT / "tests/crewai",
-         "--confcutdir", ROOT / "tests/crewai", CONTRACT],
+         "--confcutdir", ROOT / "tests/crewai", "-p", "tests.crewai.persistences", CONTRACT, MOVING_IN],
         cwd=ROOT, env=_environment(on, home, CONFIGURATION=configuration), capture_output=True, text=True, check=False,
         timeout=SECONDS,
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import sys
 import threading
@@ -14,19 +13,16 @@ from typing import Any
 import fakeredis
 import pytest
 import redis
-from agents.memory import SQLiteSession
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.redis import RedisSaver
 from langgraph.checkpoint.redis.key_registry import SyncCheckpointKeyRegistry
 from langgraph.types import Command
 
-from statecache import Settings, StateCache
+from statecache import Settings
 from statecache.adapters.langgraph import StateCacheSaver, importing
-from statecache.adapters.openai_agents import StateCacheSession
 from tests.support.command_line import CommandLine
 from tests.support.langgraph_stories import builder, config, outer
-from tests.support.openai_sessions import items
 from tests.support.vendor_schemas import vendor_schema
 
 
@@ -108,7 +104,7 @@ def test_an_import_that_was_cut_off_goes_on_and_never_turns_a_thread_back(
         assert len(_told(ours, "t")) == 2
         count = len(_told(theirs, "t"))
         assert cli("import", "langgraph-postgres", vendors, "--json").json == {
-            "threads": 1, "written": count - 2, "same": 2,
+            "threads": 1, "written": count - 2, "same": 2, "kept": [], "failed": {},
         }  # fmt: skip
         assert _told(ours, "t") == _told(theirs, "t")
         graph = builder().compile(checkpointer=ours)
@@ -134,6 +130,40 @@ def test_writes_that_came_after_an_import_are_taken_in_by_the_next(
         theirs.put_writes(at.config, [("messages", ["later"])], "a-task")
         assert cli(*arguments).json["written"] == 1
         assert _told(ours, "t") == _told(theirs, "t")
+
+
+def test_threads_that_were_deleted_or_thinned_out_here_stay_so_and_are_named(
+    cli: CommandLine, settings: Settings, vendors: str
+) -> None:
+    with PostgresSaver.from_conn_string(vendors) as theirs, StateCacheSaver(settings) as ours:
+        theirs.setup()
+        for thread in ("deleted", "pruned", "same"):
+            _play(theirs, thread)
+        assert cli("import", "langgraph-postgres", vendors).status == 0
+        ours.delete_thread("deleted")
+        ours.prune(["pruned"])
+        for thread in ("deleted", "pruned"):
+            _play(theirs, thread, "yes")
+        new = len(_told(theirs, "pruned")) - len(_told(theirs, "same"))
+        for words, written in ((["--dry-run"], new), ([], new), ([], 0)):
+            again = cli("import", "langgraph-postgres", vendors, "--json", *words)
+            assert (again.status, again.json["kept"]) == (1, ["deleted", "pruned"]), again
+            assert again.json["written"] in (written, written + 1), "writes may have come to the latest one"
+        assert _told(ours, "deleted") == []
+        assert len(_told(ours, "pruned")) == new + 1
+        assert _told(ours, "same") == _told(theirs, "same")
+
+
+def test_a_thread_that_cannot_be_taken_in_is_named_and_those_after_it_are_taken_in(settings: Settings) -> None:
+    theirs, threads = InMemorySaver(), ("a", "m\0", "z")
+    for thread in threads:
+        _play(theirs, thread)
+    configs = [one.config for thread in threads for one in reversed([*theirs.list(config(thread))])]
+    with StateCacheSaver(settings) as ours:
+        done = importing.import_checkpoints(configs, theirs, ours, progress=lambda _: None)
+        assert done.failed == {"m\0": "thread_id 'm\\x00' holds a NUL"}
+        assert (done.threads, done.written, done.kept) == (3, len(configs) * 2 // 3, [])
+        assert [_told(ours, one) for one in ("a", "z")] == [_told(theirs, one) for one in ("a", "z")]
 
 
 @pytest.fixture
@@ -276,48 +306,3 @@ def test_a_source_that_cannot_be_read_is_told(cli: CommandLine, vendors: str, tm
     for words in (("openai-sqlite",), ("openai-sqlite", "x", "--replace"), ("runs.jsonl", "more"),
                   ("runs.jsonl", "--namespace", "n")):  # fmt: skip
         assert cli("import", *words).status == 2
-
-
-def _add(source: Path, session: str, added: list[Any]) -> None:
-    one = SQLiteSession(session, source)
-    asyncio.run(one.add_items(added))
-    one.close()
-
-
-def test_sessions_are_taken_in_once_and_what_is_new_later(
-    cli: CommandLine, settings: Settings, sync_cache: StateCache, tmp_path: Path
-) -> None:
-    source = tmp_path / "conversations.db"
-    _add(source, "long", items(1203))
-    _add(source, "a/b", [*items(3), {"role": "user", "content": "half \ud83d"}])
-    with sqlite3.connect(source) as rows:
-        rows.execute("INSERT INTO agent_messages (session_id, message_data) VALUES ('a/b', '{not json')")
-    rows.close()
-
-    async def there(session: str) -> list[Any]:
-        async with StateCacheSession(session, settings) as one:
-            return await one.get_items()
-
-    async def gone_on(session: str) -> None:
-        async with StateCacheSession(session, settings) as one:
-            await one.add_items([{"role": "user", "content": "here"}])
-
-    tried = cli("import", "openai-sqlite", str(source), "--dry-run", "--json")
-    assert tried.json == {"sessions": 2, "written": 1207, "same": 0, "unreadable": 1, "kept": []}
-    assert asyncio.run(there("long")) == []
-    taken = cli("import", "openai-sqlite", str(source))
-    assert (taken.status, taken.out) == (0, "1,207 items of 2 sessions written, 0 there already\n")
-    assert taken.err == "statecache: 1 item left out: no JSON\n"
-    for session in ("long", "a/b"):
-        one = SQLiteSession(session, source)
-        assert asyncio.run(there(session)) == asyncio.run(one.get_items())
-        one.close()
-    _add(source, "long", items(1205, since=1203))
-    assert cli("import", "openai-sqlite", str(source)).out == "2 items of 2 sessions written, 1,207 there already\n"
-    asyncio.run(gone_on("long"))
-    _add(source, "long", items(1206, since=1205))
-    again = cli("import", "openai-sqlite", str(source))
-    assert again.status == 1
-    assert "statecache: long: left alone, for what has this name here holds something else\n" in again.err
-    assert asyncio.run(there("long"))[:-1] == items(1205)
-    assert cli("import", "openai-sqlite", str(source), "--json").json["kept"] == ["long"]

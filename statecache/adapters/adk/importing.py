@@ -2,47 +2,45 @@
 
 A session is read with all of its events, and added to the one of the same names in lots. What is there already is
 passed over where it is the same, so an import that was cut off, or is made again later, adds what is missing. A session
-that holds any other events was gone on with here: it is left alone, and named. So is the state of an app or of a user
-that was written by anybody but an import.
+that holds anything else, or that anybody but an import has written last, was gone on with here: it is left alone, and
+named. So is the state of an app or of a user. What cannot be taken in is named too, and what follows is taken in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache import AlreadyExists, Create, NotFound, Set, VersionConflict
-from statecache.adapters.adk.documents import appended, event_data, place_of, read_shared
+from statecache import Create, NotFound, Set, VersionConflict
+from statecache.adapters.adk.documents import Place, appended, event_data, place_of, read_shared
 from statecache.adapters.adk.service import NAMESPACE
-from statecache.adapters.adk.shared import resolve
 from statecache.adapters.filling import lots
+from statecache.adapters.imported import IMPORT, MOVED, REFUSED, may_go_on, refuse_larger, why
 from statecache.adapters.items import given, kept
-from statecache.adapters.pages import Found, read_pages
+from statecache.adapters.pages import PAGE_FRAME_BYTES, Found, read_pages
 from statecache.adapters.plans import arun
 
 if TYPE_CHECKING:
     from google.adk.sessions.session import Session
 
     from statecache import AsyncNamespace, AsyncStateCache, Durability
-    from statecache.adapters.adk.documents import Of, Place
+    from statecache.adapters.adk.documents import Head, Of
     from statecache.adapters.adk.sources import Stored
     from statecache.adapters.items import Kept
 
-IMPORT = "import"
-"""The reason of what an import writes."""
-
 
 class ImportedSessions(msgspec.Struct, kw_only=True):
-    """What an import did: events by what became of them, states of apps and users, and what was left alone here."""
+    """What an import did: events by what became of them, states of apps and users, what was left alone, and refused."""
 
     sessions: int = 0
     written: int = 0
     same: int = 0
     states: int = 0
     kept: list[str] = []
+    failed: dict[str, str] = {}
 
 
 async def import_sessions(
@@ -71,60 +69,74 @@ class _Taking:
     async def state(self, place: Place, of: Of, state: dict[str, Any]) -> None:
         """Take in the state of an app or of a user."""
         name = place.app if of == "app" else place.user
-        new = msgspec.structs.replace(place.shared(of), state=kept(state, 0, nul=False).data)
+        await self._or_named(name, self._state(place, of, name, state))
+
+    async def session(self, session: Session) -> None:
+        """Take in a session: what is missing of its events, and its state."""
+        self.done.sessions += 1
+        place = Place(session.app_name, session.user_id, session.id)
+        await self._or_named(place.head, self._session(place, session))
+
+    async def _or_named(self, name: str, taken: Awaitable[None]) -> None:
+        """Take in what has a name here, or say why not."""
+        try:
+            await taken
+        except MOVED:  # somebody goes on with it just now
+            self.done.kept.append(name)
+        except REFUSED as error:
+            self.done.failed[name] = why(error)
+
+    async def _state(self, place: Place, of: Of, name: str, state: dict[str, Any]) -> None:
+        place_of(*place)  # which refuses a NUL
+        new = msgspec.to_builtins(msgspec.structs.replace(place.shared(of), state=kept(state, 0, nul=False).data))
         there = await self._view.get(name, read="primary")
         if there is not None:
             shared = read_shared(there)
             if not shared.prepared and given(shared.state) == state:
                 return
-            if shared.prepared or not await self._is_imported(name):
-                self.done.kept.append(name)
-                return
-        try:
-            if not self._dry_run:
-                write = Set(name, msgspec.to_builtins(new), expected=there)
-                await self._view.commit([write], reason=IMPORT)
-            self.done.states += 1
-        except (VersionConflict, AlreadyExists, NotFound):  # somebody has written it just now
+        if not await may_go_on(self._view, name, there):
             self.done.kept.append(name)
+            return
+        refuse_larger("the state", [len(msgspec.json.encode(new))], self._bytes_max)
+        if not self._dry_run:
+            await self._view.commit([Set(name, new, expected=there)], reason=IMPORT)
+        self.done.states += 1
 
-    async def session(self, session: Session) -> None:
-        """Take in a session: what is missing of its events, and its state."""
-        self.done.sessions += 1
-        place = place_of(session.app_name, session.user_id, session.id)
+    async def _session(self, place: Place, session: Session) -> None:
+        place_of(*place)  # which refuses a NUL
         events, state = [event_data(one) for one in session.events], kept(session.state, 0, nul=False).data
-        found = await arun(self._view, read_pages(place, None, head="primary", pages="primary"))
+        found: Found = await arun(self._view, read_pages(place, None, head="primary", pages="primary"))
         there = found.items()
-        if [given(one.data) for one in events[: len(there)]] != there:
+        is_whole = len(there) == len(events) and found.head is not None and given(found.known.state) == session.state
+        may_be_added_to = is_whole or await may_go_on(self._view, place.head, found.head)
+        if not may_be_added_to or [given(one.data) for one in events[: len(there)]] != there:
             self.done.kept.append(place.head)
             return
+        head = msgspec.structs.replace(
+            place.begun({}, session.last_update_time, token_hex(4), token_hex(8)), state=state
+        )  # fmt: skip
+        refuse_larger("an event", (one.size + PAGE_FRAME_BYTES for one in events[len(there) :]), self._bytes_max)
+        refuse_larger("the session's state", [len(msgspec.json.encode(head))], self._bytes_max)
         self.done.same += len(there)
-        try:
-            if found.head is None:
-                await self._begin(place, state, session.last_update_time)
-            elif len(there) < len(events) and not self._dry_run:
-                await resolve(self._view, place, found.known.revision, found.known.prepared)
-            for lot in lots(events[len(there) :], lambda event: event.size):
-                if not self._dry_run:
-                    await self._append(place, lot, state, session.last_update_time)
-                self.done.written += len(lot)
-                self._progress(self.done.same + self.done.written)
-        except (VersionConflict, AlreadyExists, NotFound):  # somebody goes on with it just now
-            self.done.kept.append(place.head)
-
-    async def _begin(self, place: Place, state: Any, updated: float) -> None:
-        head = msgspec.structs.replace(place.begun({}, updated, token_hex(4), token_hex(8)), state=state)
-        if not self._dry_run:
+        if found.head is None and not self._dry_run:
             await self._view.commit([Create(place.head, msgspec.to_builtins(head))], reason=IMPORT)
+        revision = head.revision if found.head is None else found.known.revision
+        for lot in lots(events[len(there) :], lambda event: event.size):
+            if not self._dry_run:
+                revision = await self._append(place, lot, head, revision)
+            self.done.written += len(lot)
+            self._progress(self.done.same + self.done.written)
 
-    async def _append(self, place: Place, lot: list[Kept], state: Any, updated: float) -> None:
+    async def _append(self, place: Place, lot: list[Kept], new: Head, before: str) -> str:
+        """Append events to a session that is of a revision still, and return the one that it then has."""
         found: Found = await arun(self._view, read_pages(place, 0, head="primary", pages="primary"))
         if found.head is None:
             raise NotFound(place.head)
+        if found.known.revision != before:
+            raise VersionConflict(place.head, before, found.known.revision)
+        revision = token_hex(8)
         head = msgspec.structs.replace(
-            found.known, state=state, last_update_time=updated, revision=token_hex(8), prepared=[]
+            found.known, state=new.state, last_update_time=new.last_update_time, revision=revision, prepared=[]
         )
         await self._view.commit(appended(place, found, lot, head, self._bytes_max), reason=IMPORT)
-
-    async def _is_imported(self, name: str) -> bool:
-        return [change.reason async for change in self._view.history(name, limit=1, reverse=True)] == [IMPORT]
+        return revision

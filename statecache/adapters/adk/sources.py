@@ -17,7 +17,7 @@ from google.adk.sessions.session import Session
 from pydantic import ValidationError
 
 from statecache import ConfigurationError, Unavailable, UsageError
-from statecache.adapters.adk.documents import Of, Place, place_of
+from statecache.adapters.adk.documents import Of, Place
 from statecache.adapters.sqlite_files import reading
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def sqlite_sessions(source: Path) -> Iterator[Stored]:
 
 def _states(rows: sqlite3.Connection) -> Iterator[tuple[Place, Of, dict[str, Any]]]:
     for app_name, state in rows.execute("SELECT app_name, state FROM app_states ORDER BY 1"):
-        yield place_of(app_name, "", ""), "app", json.loads(state)
+        yield Place(app_name, "", ""), "app", json.loads(state)
     for app_name, user_id, state in rows.execute("SELECT app_name, user_id, state FROM user_states ORDER BY 1, 2"):
-        yield place_of(app_name, user_id, ""), "user", json.loads(state)
+        yield Place(app_name, user_id, ""), "user", json.loads(state)
 
 
 def _sessions(rows: sqlite3.Connection) -> Iterator[Session]:
@@ -112,9 +112,9 @@ def _states_of(rows: sqlalchemy_orm.Session) -> Iterator[tuple[Place, Of, dict[s
     from sqlalchemy import select
 
     for app in rows.scalars(select(StorageAppState).order_by(StorageAppState.app_name)):
-        yield place_of(app.app_name, "", ""), "app", dict(app.state)
+        yield Place(app.app_name, "", ""), "app", dict(app.state)
     for user in rows.scalars(select(StorageUserState).order_by(StorageUserState.app_name, StorageUserState.user_id)):
-        yield place_of(user.app_name, user.user_id, ""), "user", dict(user.state)
+        yield Place(user.app_name, user.user_id, ""), "user", dict(user.state)
 
 
 def _sessions_of(rows: sqlalchemy_orm.Session) -> Iterator[Session]:

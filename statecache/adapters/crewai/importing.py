@@ -1,38 +1,39 @@
 """Taking in what CrewAI's own persistence keeps in SQLite: `statecache import crewai-sqlite FILE`.
 
 Each save of a flow becomes a version of its state, the first one first. What is there already is passed over where it
-is the same, so an import that was cut off, or is made again later, adds what is missing. A flow that was saved here
-since is left alone, and named.
+is the same, so an import that was cut off, or is made again later, adds what is missing. A flow that was saved, rolled
+back, deleted or erased here since is left alone, and named. One that cannot be taken in is named too, and those after
+it are taken in.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from statecache import Delete, NotFound, Set, State, VersionConflict
+from statecache import Delete, Set, State
 from statecache.adapters.crewai.persistence import NAMESPACE, flow_name
-from statecache.adapters.items import kept
+from statecache.adapters.imported import IMPORT, MOVED, REFUSED, newest_reason, refuse_larger, was_here, why
+from statecache.adapters.items import given, kept
 from statecache.adapters.sqlite_files import reading
 
 if TYPE_CHECKING:
     from statecache import AsyncNamespace, AsyncStateCache, Durability
 
-IMPORT = "import"
-
 
 class ImportedFlows(msgspec.Struct, kw_only=True):
-    """What an import did: saves by what became of them, and flows that hold something else here."""
+    """What an import did: saves by what became of them, flows that were left alone, and why others were refused."""
 
     flows: int = 0
     written: int = 0
     same: int = 0
     kept: list[str] = []
+    failed: dict[str, str] = {}
 
 
 class StoredFlow(NamedTuple):
@@ -48,57 +49,67 @@ async def import_flows(
     namespace: str = NAMESPACE, durability: Durability | None = None, dry_run: bool = False,
 ) -> ImportedFlows:  # fmt: skip
     """Add what flows came to to those of the same id; `progress` is told how many saves it has gone through."""
-    done, view = ImportedFlows(), cache.namespace(namespace, durability=durability)
+    view = cache.namespace(namespace, durability=durability)
+    taking = _Taking(view, cache.settings.value_bytes_max, dry_run=dry_run, progress=progress)
     for one in flows:
-        done.flows += 1
-        name = flow_name(one.flow_uuid)
-        values = [kept(value, at).data for at, (_, value) in enumerate(one.saves)]
-        there: State[Any] | None = await view.get(name, read="primary")
-        count = 0 if there is None else there.version
-        if there is not None and not _is_one_of(there, count, values):
-            count -= await _deleted_at(view, name)
-            if not _is_one_of(there, count, values):
-                done.kept.append(one.flow_uuid)
-                continue
-        done.same += count
+        taking.done.flows += 1
         try:
-            for (method, _), value in zip(one.saves[count:], values[count:], strict=True):
-                if not dry_run:
-                    (there,) = await view.commit([Set(name, value, expected=there)], reason=method)
-                done.written += 1
-                progress(done.same + done.written)
-            if not dry_run:
-                await _take_in_pending(view, f"{name}/pending", one.pending)
-        except (VersionConflict, NotFound):  # somebody goes on with it just now
-            done.kept.append(one.flow_uuid)
-    return done
+            await taking.flow(flow_name(one.flow_uuid), one)
+        except MOVED:  # somebody goes on with it just now
+            taking.done.kept.append(one.flow_uuid)
+        except REFUSED as error:
+            taking.done.failed[one.flow_uuid] = why(error)
+    return taking.done
 
 
-def _is_one_of(there: State[Any], count: int, values: Sequence[Any]) -> bool:
-    """Return whether it is what the first so many saves came to."""
-    return 0 < count <= len(values) and bool(there.value == values[count - 1])
+class _Taking:
+    """One import, and what it has done so far."""
 
+    def __init__(
+        self, view: AsyncNamespace[Any], bytes_max: int, *, dry_run: bool, progress: Callable[[int], object]
+    ) -> None:
+        self.done = ImportedFlows()
+        self._view, self._bytes_max, self._dry_run, self._progress = view, bytes_max, dry_run, progress
 
-async def _take_in_pending(view: AsyncNamespace[Any], name: str, pending: dict[str, Any] | None) -> None:
-    """Have a flow wait for what it waits for there, unless it has paused or was resumed here."""
-    there: State[Any] | None = await view.get(name, read="primary")
-    newest = [change async for change in view.history(name, reverse=True, limit=1)]
-    if newest and newest[0].reason != IMPORT:
-        return
-    if pending is not None:
-        value = {part: kept(one, 0).data for part, one in pending.items()}
-        if there is None or there.value != value:
-            await view.commit([Set(name, value, expected=there)], reason=IMPORT)
-    elif there is not None:
-        await view.commit([Delete(name, expected=there)], reason=IMPORT)
+    async def flow(self, name: str, one: StoredFlow) -> None:
+        """Take in what is missing of a flow: nothing of it where one save is too large."""
+        values = [kept(value, at) for at, (_, value) in enumerate(one.saves)]
+        pending = one.pending and {part: kept(value, 0).data for part, value in one.pending.items()}
+        there: State[Any] | None = await self._view.get(name, read="primary")
+        if not await self._is_as_saved(name, there, one):
+            self.done.kept.append(one.flow_uuid)
+            return
+        count = 0 if there is None else there.version
+        refuse_larger("a save", (value.size for value in values[count:]), self._bytes_max)
+        refuse_larger("what it waits for", [len(msgspec.json.encode(pending))], self._bytes_max)
+        self.done.same += count
+        for (method, _), value in zip(one.saves[count:], values[count:], strict=True):
+            if not self._dry_run:
+                (there,) = await self._view.commit([Set(name, value.data, expected=there)], reason=method)
+            self.done.written += 1
+            self._progress(self.done.same + self.done.written)
+        if not self._dry_run:
+            await self._take_in_pending(f"{name}/pending", pending)
 
+    async def _is_as_saved(self, name: str, there: State[Any] | None, one: StoredFlow) -> bool:
+        """Return whether a flow was never here, or each of its versions is one of the saves, the last of them here."""
+        if there is None:
+            return not await was_here(self._view, name)
+        if there.version > len(one.saves):
+            return False
+        method, value = one.saves[there.version - 1]
+        return bool(given(there.value) == value) and await newest_reason(self._view, name) == method
 
-async def _deleted_at(view: AsyncNamespace[Any], name: str) -> int:
-    """Return the version at which a flow was deleted last, or 0: what was taken in since counts on from there."""
-    async for change in view.history(name, reverse=True):
-        if change.op == "delete":
-            return change.version
-    return 0
+    async def _take_in_pending(self, name: str, pending: dict[str, Any] | None) -> None:
+        """Have a flow wait for what it waits for there, unless it has paused or was resumed here."""
+        there: State[Any] | None = await self._view.get(name, read="primary")
+        if await newest_reason(self._view, name) not in (None, IMPORT):
+            return
+        if pending is not None:
+            if there is None or there.value != pending:
+                await self._view.commit([Set(name, pending, expected=there)], reason=IMPORT)
+        elif there is not None:
+            await self._view.commit([Delete(name, expected=there)], reason=IMPORT)
 
 
 def sqlite_flows(source: Path) -> Iterator[StoredFlow]:

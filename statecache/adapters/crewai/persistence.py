@@ -128,9 +128,14 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
         return self
 
 
-def flow_name(flow_uuid: str) -> str:
-    """Return the name of a flow's state; raise UsageError for an id that Postgres cannot hold."""
-    refuse_nul("a flow's id", flow_uuid)
+def flow_name(flow_uuid: object) -> str:
+    """Return the name of a flow's state; raise UsageError for an id that is None, or that Postgres cannot hold.
+
+    Any other id counts as its text, as in CrewAI's own persistence: a flow of the id 42 is that of the id "42".
+    """
+    if flow_uuid is None:
+        raise UsageError("a flow's id is None", hint="Give the flow's state an id, or leave it to CrewAI.")
+    refuse_nul("a flow's id", str(flow_uuid))
     return segment(str(flow_uuid), FLOW_BYTES_MAX)
 
 

@@ -2,7 +2,8 @@
 
 Every checkpoint is read as the other checkpointer gives it and put under its own id, a thread's oldest first, with its
 parent, its metadata and its pending writes. What is there already is passed over, so an import that was cut off, or is
-made again later, puts what is missing; the latest checkpoint of a thread never becomes an earlier one.
+made again later, puts what is missing; the latest checkpoint of a thread never becomes an earlier one. What was deleted
+here stays deleted: its thread is named. A thread that cannot be taken in is named too, and those after it are taken in.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ import psycopg
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, get_checkpoint_id
 
 from statecache import ConfigurationError, PostgresUnavailable, UsageError
+from statecache.adapters.imported import REFUSED, why
+from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.saver import StateCacheSaver
+from statecache.adapters.plans import call
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
+
+    from statecache import State
 
 _NEXT = """
 SELECT thread_id, checkpoint_ns, checkpoint_id FROM checkpoints
@@ -36,11 +42,13 @@ class Source(Protocol):
 
 
 class ImportedThreads(msgspec.Struct, kw_only=True):
-    """What an import did: checkpoints by what became of them."""
+    """What an import did: checkpoints by what became of them, threads of which some stay deleted, or were refused."""
 
     threads: int = 0
     written: int = 0
     same: int = 0
+    kept: list[str] = []
+    failed: dict[str, str] = {}
 
 
 def import_checkpoints(
@@ -52,21 +60,53 @@ def import_checkpoints(
     `progress` is told how many it has gone through. One that is gone meanwhile is passed over.
     """
     done = ImportedThreads()
-    for _, thread in groupby(configs, key=lambda one: one["configurable"]["thread_id"]):
+    for thread_id, thread in groupby(configs, key=lambda one: one["configurable"]["thread_id"]):
         done.threads += 1
-        for config in thread:
-            found = source.get_tuple(config)
-            if found is None:
-                continue
-            there = target.get_tuple(found.config)
-            if there is not None and _writes(there) >= _writes(found):
-                done.same += 1
-            else:
-                done.written += 1
-                if not dry_run:
-                    _put(found, source, target, is_there=there is not None)
-            progress(done.same + done.written)
+        gone = _Gone(target)
+        try:
+            for config in thread:
+                found = source.get_tuple(config)
+                if found is None:
+                    continue
+                there = target.get_tuple(found.config)
+                if there is not None and _writes(there) >= _writes(found):
+                    done.same += 1
+                elif there is None and gone.names(found.config):
+                    done.kept += [] if thread_id in done.kept[-1:] else [thread_id]
+                else:
+                    if not dry_run:
+                        _put(found, source, target, is_there=there is not None)
+                    done.written += 1
+                progress(done.same + done.written)
+        except REFUSED as error:
+            done.failed[thread_id] = why(error)
     return done
+
+
+class _Gone:
+    """Which checkpoints of a thread were deleted here."""
+
+    def __init__(self, target: StateCacheSaver) -> None:
+        self._target = target
+        self._heads: dict[str, State[Any]] = {}
+
+    def names(self, config: RunnableConfig) -> bool:
+        """Return whether a checkpoint that is not there was deleted, or what its thread's namespace held."""
+        place = Place(config["configurable"]["thread_id"], config["configurable"]["checkpoint_ns"])
+        head = self._heads.get(place.checkpoint_ns)
+        if head is None:
+            head = self._heads[place.checkpoint_ns] = self._read(place.head)
+        if head.version == 0 or _is_deleted(head):
+            return head.version > 0
+        return _is_deleted(self._read(place.checkpoint(config["configurable"]["checkpoint_id"])))
+
+    def _read(self, name: str) -> State[Any]:
+        state: State[Any] = self._target._clients.run(call("get", name, default=None, read="primary"))
+        return state
+
+
+def _is_deleted(state: State[Any]) -> bool:
+    return state.version > 0 and not state.change_id
 
 
 @contextmanager

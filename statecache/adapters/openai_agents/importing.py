@@ -2,7 +2,8 @@
 
 A session is read from its first item, and added to the one of the same id in lots. What is there already is passed over
 where it is the same, so an import that was cut off, or is made again later, adds what is missing. A session that holds
-anything else was gone on with here: it is left alone, and named.
+anything else, or that anybody but an import has written last, was gone on with here: it is left alone, and named. One
+that cannot be taken in is named too, and those after it are taken in.
 """
 
 from __future__ import annotations
@@ -11,33 +12,44 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from statecache import OutcomeUnknown, VersionConflict
+from statecache.adapters.event_loops import is_applied
 from statecache.adapters.filling import lots
-from statecache.adapters.openai_agents.session import NAMESPACE, StateCacheSession
+from statecache.adapters.imported import IMPORT, MOVED, REFUSED, may_go_on, refuse_larger, why
+from statecache.adapters.items import kept
+from statecache.adapters.openai_agents.pages import Place, added
+from statecache.adapters.openai_agents.session import NAMESPACE
+from statecache.adapters.pages import PAGE_FRAME_BYTES, Found, read_pages
+from statecache.adapters.plans import arun
+from statecache.adapters.segments import refuse_parted
 from statecache.adapters.sqlite_files import reading
 
 if TYPE_CHECKING:
-    from statecache import AsyncStateCache, Durability
+    from statecache import AsyncNamespace, AsyncStateCache, Durability
+    from statecache.adapters.items import Kept
 
 
 class ImportedSessions(msgspec.Struct, kw_only=True):
-    """What an import did: items by what became of them, and sessions that hold something else here."""
+    """What an import did: items by what became of them, sessions that were left alone, and why others were refused."""
 
     sessions: int = 0
     written: int = 0
     same: int = 0
     unreadable: int = 0
     kept: list[str] = []
+    failed: dict[str, str] = {}
 
 
 class StoredSession(NamedTuple):
-    """A session's id, its items, each with its length in bytes, and how many there are that are no JSON."""
+    """A session's id, its items, and how many there are that are no JSON."""
 
     session_id: str
-    items: list[tuple[Any, int]]
+    items: list[Any]
     unreadable: int
 
 
@@ -49,22 +61,59 @@ async def import_sessions(
 
     Items that are no JSON are counted as `unreadable`, and left out, as the SDK leaves them out.
     """
-    done = ImportedSessions()
+    refuse_parted(namespace, "a session")
+    view = cache.namespace(namespace, durability=durability)
+    taking = _Taking(view, cache.settings.value_bytes_max, dry_run=dry_run, progress=progress)
     for one in sessions:
-        done.sessions += 1
-        done.unreadable += one.unreadable
-        session = StateCacheSession(one.session_id, cache, namespace=namespace, durability=durability)
-        there = await session.get_items()
-        if [item for item, _ in one.items[: len(there)]] != there:
-            done.kept.append(one.session_id)
-            continue
-        done.same += len(there)
-        for lot in lots(one.items[len(there) :], lambda item: item[1]):
-            if not dry_run:
-                await session.add_items([item for item, _ in lot])
-            done.written += len(lot)
-            progress(done.same + done.written)
-    return done
+        taking.done.sessions += 1
+        taking.done.unreadable += one.unreadable
+        try:
+            await taking.session(Place(one.session_id), one)
+        except MOVED:  # somebody goes on with it just now
+            taking.done.kept.append(one.session_id)
+        except REFUSED as error:
+            taking.done.failed[one.session_id] = why(error)
+    return taking.done
+
+
+class _Taking:
+    """One import, and what it has done so far."""
+
+    def __init__(
+        self, view: AsyncNamespace[Any], bytes_max: int, *, dry_run: bool, progress: Callable[[int], object]
+    ) -> None:
+        self.done = ImportedSessions()
+        self._view, self._bytes_max, self._dry_run, self._progress = view, bytes_max, dry_run, progress
+
+    async def session(self, place: Place, one: StoredSession) -> None:
+        """Take in what is missing of a session: nothing of it where one item is too large."""
+        found = await arun(self._view, read_pages(place, None, head="primary", pages="primary"))
+        there = found.items()
+        new = [kept(item, at) for at, item in enumerate(one.items[len(there) :], len(there))]
+        if one.items[: len(there)] != there or (new and not await may_go_on(self._view, place.head, found.head)):
+            self.done.kept.append(one.session_id)
+            return
+        refuse_larger("an item", (item.size + PAGE_FRAME_BYTES for item in new), self._bytes_max)
+        self.done.same += len(there)
+        revision = found.known.revision
+        for lot in lots(new, lambda item: item.size):
+            if not self._dry_run:
+                revision = await self._add(place, lot, revision)
+            self.done.written += len(lot)
+            self._progress(self.done.same + self.done.written)
+
+    async def _add(self, place: Place, lot: list[Kept], before: str) -> str:
+        """Add items to a session that is of a revision still, and return the one that it then has."""
+        found: Found = await arun(self._view, read_pages(place, 0, head="primary", pages="primary"))
+        if found.known.revision != before:
+            raise VersionConflict(place.head, before, found.known.revision)
+        revision = token_hex(8)
+        try:
+            await self._view.commit(added(place, found, lot, revision, self._bytes_max), reason=IMPORT)
+        except OutcomeUnknown as error:
+            if not await is_applied(self._view, error, place.head):
+                raise
+        return revision
 
 
 def sqlite_sessions(source: Path) -> Iterator[StoredSession]:
@@ -81,7 +130,7 @@ def sqlite_sessions(source: Path) -> Iterator[StoredSession]:
             yield StoredSession(name, items, len(texts) - len(items))
 
 
-def _read(texts: list[str]) -> Iterator[tuple[Any, int]]:
+def _read(texts: list[str]) -> Iterator[Any]:
     for text in texts:
         with suppress(ValueError, TypeError):
-            yield json.loads(text), len(text.encode(errors="surrogatepass"))
+            yield json.loads(text)

@@ -90,7 +90,7 @@ def _langgraph(asked: Asked, checkpoints: Callable[[str], AbstractContextManager
         Counting("importing checkpoints") as progress,
     ):
         done = import_checkpoints(configs, source, target, dry_run=asked.dry_run, progress=progress)
-    return Taken(done, "checkpoint", counted(done.threads, "thread"), [])
+    return _taken(done, "checkpoint", counted(done.threads, "thread"), [])
 
 
 def _openai(asked: Asked) -> Taken:
@@ -140,8 +140,9 @@ def _run(asked: Asked, what: str, work: Callable[..., Awaitable[Any]]) -> Any:
 
 
 def _taken(done: Any, noun: str, of: str, notes: list[str]) -> Taken:
-    left = [f"{plain(name)}: left alone, for what has this name here holds something else" for name in done.kept]
-    return Taken(done, noun, of, [*notes, *left], finding=bool(done.kept))
+    left = [f"{plain(name)}: left alone, for it was gone on with here, or deleted" for name in done.kept]
+    refused = [f"{plain(name)}: not taken in: {plain(why)}" for name, why in done.failed.items()]
+    return Taken(done, noun, of, [*notes, *left, *refused], finding=bool(done.kept or done.failed))
 
 
 FRAMEWORKS: dict[str, Callable[[Asked], Taken]] = {

@@ -148,8 +148,8 @@ def take_in(
     `failed`.
 
     What a framework keeps is read there and written as its adapter here does, with the adapter's durability: what an
-    adapter finds is the same as there. It may be repeated too, until agents are switched over; a session or a flow that
-    was gone on with here is left alone, with exit status 1.
+    adapter finds is the same as there. It may be repeated too, until agents are switched over; what was gone on with
+    here, or deleted, is left alone and named, and so is what cannot be taken in, with the reason: exit status 1.
 
     \b
     Examples:
