@@ -241,11 +241,11 @@ def test_a_namespace_and_settings_may_be_given(both: Both, flow_id: str) -> None
 
 def test_a_persistence_that_stands_on_settings_is_pickled_with_them(both: Both, flow_id: str) -> None:
     settings = Settings(timeout_s=7.0)
-    with StateCacheFlowPersistence(settings, namespace="others", durability="postgres") as persistence:
+    with StateCacheFlowPersistence(settings, namespace="others", durability="memory") as persistence:
         persistence.save_state(flow_id, "step", {"id": flow_id})
         with pickle.loads(pickle.dumps(persistence)) as again:
-            assert (again.namespace, again.durability, again._clients._settings) == ("others", "postgres", settings)
-            assert again._clients._policy == {"durability": "postgres"}
+            assert (again.namespace, again.durability, again._clients._settings) == ("others", "memory", settings)
+            assert again._clients._policy == {"durability": "memory"}
             assert again.load_state(flow_id) == {"id": flow_id}
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             assert pool.apply(persistence.load_state, (flow_id,)) == {"id": flow_id}
