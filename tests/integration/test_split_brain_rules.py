@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from statecache import AsyncStateCache
 from statecache.testing.valkey import Valkey
 from tests.fixtures.servers import MakeSettings
 from tests.support.gate_world import World, once, world
+from tests.support.histories import Psql
 from tests.support.polling import pause_thread
 
 KEY = "runs/42"
@@ -122,3 +124,18 @@ def test_what_stood_before_a_common_point_that_went_down_is_kept_too(shard: Worl
     assert gate.rescue()
     assert shard.conflicts() == {both.change_id, alone.change_id}
     assert gate.rescued == 2
+
+
+async def test_what_was_kept_of_a_branch_is_no_fork_of_this_data_set(cache: AsyncStateCache, psql: Psql) -> None:
+    """Repeated by its writer, it may be applied here since under the same change_id: an opening would delete it."""
+    shard = cache._runtime.keys.shard("runs/1")
+    for key, cause in (("runs/1", "branch"), ("runs/2", "behind"), ("runs/3", "parent")):
+        psql.execute(
+            "INSERT INTO conflict (change_id, key, shard, epoch, n, op, version, parent_change_id, value, encoding, "
+            "schema, writer, actor, reason, at, cause) "
+            "VALUES (%s, %s, %s, 1, 5, 'set', 2, '', '1', 'json', '', '', '', '', now(), %s)",
+            [f"of {key}", key, shard, cause],
+        )
+    between = {"shard": shard, "after": 4, "last": 5, "most": 10}
+    found = await cache._runtime.postgres.fetch("forks_between", between, seconds=5)
+    assert sorted(row[0] for row in found) == ["runs/2", "runs/3"]

@@ -106,7 +106,7 @@ class Quarantine:
         """Take an entry in, or return why it cannot be; raise TooEarly where another has to go in first."""
         try:
             async with self._database.transaction() as transaction:
-                await transaction.run(Call("quarantine_lock", {"shard": place.shard}))
+                await transaction.run(Call("quarantine_lock", place._asdict()))
                 parked = await self._read(transaction, place)
                 if parked is None:
                     return not_there(place)
@@ -163,7 +163,7 @@ class Quarantine:
         """Record that an entry was given up."""
         async with self._database.transaction() as transaction:
             await transaction.run(
-                Call("quarantine_lock", {"shard": place.shard}),
+                Call("quarantine_lock", place._asdict()),
                 Call("quarantine_drop", {**place._asdict(), "about": storable(about)}),
             )
             await transaction.commit()

@@ -15,8 +15,8 @@ HISTORIES = {
     "undo shown": Mutant(
         "an undo behind an undo goes to where that came from",
         "statecache/rules/undoing.py",
-        '    edit = shown(tip, (yield Question("reason", tip)), whole=whole)\n',
-        '    edit = shown(tip, "", whole=whole)\n',
+        '    before = yield Question("before", shown(place, reason, whole=whole))\n',
+        '    before = yield Question("before", shown(place, "", whole=whole))\n',
         by="history",
     ),
     "value held by a state": Mutant(
