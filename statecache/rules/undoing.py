@@ -60,7 +60,10 @@ def undo_target(tip: int, *, whole: bool = False) -> Search:
     """Search for the place to which the newest one is undone."""
     place, reason = yield from _made(tip)
     before = yield Question("before", shown(place, reason, whole=whole))
-    return None if before is None else shown(before, (yield Question("reason", before)), whole=whole)
+    if before is None:
+        return None
+    place, reason = yield from _made(before)
+    return shown(place, reason, whole=whole)
 
 
 def redo_target(tip: int, *, whole: bool = False, passed: int = 0) -> Search:

@@ -68,14 +68,16 @@ async def test_what_was_done_first_is_not_undone_by_its_end(client: AsyncStateCa
     assert (await client.rollback(KEY, 1, ttl=60)).value == 1
 
 
-async def test_what_was_written_over_what_had_ended_is_undone_to_nothing(client: AsyncStateCache, ended: Ended) -> None:
+async def test_what_was_written_over_what_had_ended_is_undone_to_that(client: AsyncStateCache, ended: Ended) -> None:
+    """Which does not come back unasked."""
     await client.set(KEY, 1, ttl=0.05)
     await ended(KEY)
     await client.set(KEY, 2)
     await client.set(KEY, 3)
     assert (await client.undo(KEY)).value == 2
-    assert (await client.undo(KEY)).value is None
-    assert await client.get(KEY) is None
+    with pytest.raises(UsageError, match=r"'runs/42' held at version 1 has ended since"):
+        await client.undo(KEY)
+    assert (await client.undo(KEY, ttl=60)).value == 1
     assert (await client.redo(KEY)).value == 2
     assert (await client.redo(KEY)).value == 3
 

@@ -90,6 +90,8 @@ def _walks(chain: Sequence[Change]) -> Iterator[str]:
         said = row.said
         if row.gap:
             return
+        if said is not None and said.kind == "expired":
+            continue  # a worker's delete of what had ended is no edit
         if said is None or said.kind not in ("undo", "redo") or said.version is None:
             undos += [] if shown is None else [shown]
             shown, redos = row.version, []

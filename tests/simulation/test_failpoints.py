@@ -27,7 +27,6 @@ NOT_VISITED = {
     "local_limits": "it goes with the BEGIN of every transaction of a worker, in the same exchange",
     "read_limits": "it goes before every statement of a client, in the same exchange",
     "look_limits": "it goes before the statements that look for keys, in the same exchange",
-    "shard_rows": "asked only by a worker that has given shards up: test_flusher_giving_up",
     "session_probe": "asked only where an answer does not come: test_flusher_silence",
     "row_holders": "asked only while another session holds a shard's row: test_flusher_patience",
     "hydrate_forget": "asked only by a client that is hindered while it hydrates: visits of `states` come by it",

@@ -212,13 +212,10 @@ def walking(view: View[Any], key: str, kind: Walk, terms: Terms) -> Decide:
             raise NotFound(key, hint="There is no change of it.")
         search = undo_target(record.version) if kind == "undo" else redo_target(record.version)
         places = _Places(view, record, terms.end)
-        led, edge = await places.led(search)
+        led = await places.led(search)
         if led is None:
             raise VersionNotFound(key, wanted=f"version to {kind} to", reason=NOWHERE_TO[kind])
         version = await places.at(led)
-        if kind == "undo" and until_of((before := await places.at(edge - 1)).encoding) is not None:
-            before = at_moment(before, (await places.at(edge)).at)  # which may have ended before that was written
-            version = version if before.op == "set" else before
         return Decision(version, Provenance(kind=kind, version=led, reason=terms.reason))
 
     return decide
@@ -254,16 +251,15 @@ class _Places:
                 self._known[place] = await history.version_at(self._record.key, point, end=self._end)
         return self._known[place]
 
-    async def led(self, search: Search) -> tuple[int | None, int]:
-        """Return where a search leads, and the last place of which it asked for the one before."""
+    async def led(self, search: Search) -> int | None:
+        """Return where a search leads."""
         question: Question = next(search)
-        edge = 0
         try:
             while True:
                 if question.what == "before":
-                    edge = question.place
-                    question = search.send(edge - 1 or None)
+                    question = search.send(question.place - 1 or None)
                 else:
                     question = search.send((await self.at(question.place)).reason)
         except StopIteration as done:
-            return done.value, edge
+            led: int | None = done.value
+            return led

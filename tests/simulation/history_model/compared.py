@@ -138,7 +138,7 @@ class Compared:
     async def _ranges(self, key: str) -> None:
         chain, rng = self._past.chain(key), self._rng
         one, other = sorted((rng.choice(chain).version, rng.choice(chain).version))
-        limit, reverse, flushed = rng.choice((None, 0, 1, 3)), rng.random() < 0.5, rng.random() < 0.3
+        limit, reverse, flushed = rng.choice((None, 1, 2, 3)), rng.random() < 0.5, rng.random() < 0.3
         asked: dict[str, Any] = {"since": one, "until": other}
         wanted = chain[one - 1 : other]
         if rng.random() < 0.5:
