@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from statecache.backoff import LATE_S, pause_s
+from statecache.backoff import pause_s
 from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Absent
 from statecache.core.arguments import refuse_no_function, refuse_no_list
 from statecache.core.modifiers import checked_items, increment_write, items_write
+from statecache.core.update.out_of_time import slow_function, unless_beaten
 from statecache.core.view import VerbGroup, checked_change_id, checked_reason, checked_text, expected_of
-from statecache.errors import AlreadyExists, NotFound, RedisUnavailable, UsageError, VersionConflict
+from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.model import (
     ABSENT,
@@ -33,24 +33,10 @@ if TYPE_CHECKING:
     from statecache.model import Record
 
 _PAUSE_S_MAX = 0.25
-_SLOW = "the function given to update took until the time was up, so nothing was sent"
-_SLOW_HINT = "Whether Redis is up is not known. Give the call more time, or read, work, and `set` with `expected=`."
 _NO_MUTATION = "a commit is made of Set, Create, Delete, Increment, Append, Add and Remove, not of {}"
 _VERBS: dict[type, str] = {Append: "append", Add: "add", Remove: "remove"}
 D = TypeVar("D")
 V = TypeVar("V")
-
-
-@contextmanager
-def _beaten(lost: VersionConflict | None, end: float) -> Iterator[None]:
-    """Raise the last conflict in place of RedisUnavailable where what took the time was others, and not Redis."""
-    begun = monotonic()
-    try:
-        yield
-    except RedisUnavailable as error:
-        if lost is not None and error.reason == "timeout" and begun + LATE_S > end:
-            raise lost from error
-        raise
 
 
 class AsyncWrites(VerbGroup[D], Generic[D]):
@@ -184,7 +170,7 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
                 elif conflicts and not turn.held:  # others want it too: spread over as many attempts as it takes
                     await self._runtime.io.sleep(pause_s(conflicts + 1, took_s, _PAUSE_S_MAX))
                 begun, fresh = monotonic(), record is None or record is turn.record
-                with _beaten(lost, end):
+                with unless_beaten(lost, end):
                     record = record or await self._runtime.reader.record(key, end=end)
                 record = self._runtime.redis.clock.lived(record)
                 try:
@@ -195,10 +181,10 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
                     record = None  # it was decided on a state that is no longer there
                     continue
                 if monotonic() > end:
-                    raise lost or RedisUnavailable("timeout", detail=_SLOW, hint=_SLOW_HINT)
+                    raise lost or slow_function()
                 write = self._view.write_of(key, value, expected=record.tip, ttl=ttl, over=record, type=type)
                 try:
-                    with _beaten(lost, end):
+                    with unless_beaten(lost, end):
                         state = await self._view.commit_one(
                             write, durability=durability, actor=actor, reason=reason, end=end, change_id=None,
                             turn=turn,

@@ -9,7 +9,8 @@ A deleted state has a version, and one that was erased too, so that neither is t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from statecache import (
@@ -29,10 +30,21 @@ if TYPE_CHECKING:
 
 IMPORT = "import"
 """The reason of what an import writes."""
-MOVED = (VersionConflict, AlreadyExists, NotFound)
+_MOVED = (VersionConflict, AlreadyExists, NotFound)
 """What a commit raises where somebody writes to the same just now."""
 REFUSED = (CodecError, InvalidKey, LimitExceeded, LockHeld, Quarantined, UsageError)
 """What is raised for one session or flow alone: others can be taken in."""
+
+
+@contextmanager
+def naming(name: str, *, kept: list[str], failed: dict[str, str]) -> Iterator[None]:
+    """Take one thing in, or add its name to what is left alone, or refused and why."""
+    try:
+        yield
+    except _MOVED:
+        kept.append(name)
+    except REFUSED as error:
+        failed[name] = why(error)
 
 
 async def newest_reason(view: AsyncNamespace[Any], name: str) -> str | None:

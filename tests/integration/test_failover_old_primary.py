@@ -13,9 +13,9 @@ import pytest
 
 from statecache import AsyncStateCache
 from statecache.errors import Forked, OutcomeUnknown, PostgresUnavailable, Unavailable
-from statecache.testing.valkey import Valkey
 from tests.fixtures.faults import through
 from tests.fixtures.servers import MakeSettings
+from tests.support.failed_over import parted
 from tests.support.fault_proxy import FaultProxy
 from tests.support.gate_world import Fenced, World, world
 
@@ -29,20 +29,8 @@ def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
         yield made
 
 
-def parted(shard: World) -> tuple[Valkey, Valkey]:
-    """Return an old primary that still takes writes, and its promoted replica; both hold KEY, flushed."""
-    a = shard.start("a")
-    shard.open(a)
-    b = shard.replica(a, "b")
-    shard.put(a, KEY, "both")
-    shard.flush(a)
-    shard.in_step(a)
-    shard.promote(b)
-    return a, b
-
-
 def test_an_old_primarys_writes_never_reach_the_lineage(shard: World) -> None:
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     shard.open(b, "client")
     shard.check(b)
     row, epochs = shard.row(), shard.epochs()
@@ -64,7 +52,7 @@ def test_an_old_primarys_writes_never_reach_the_lineage(shard: World) -> None:
 
 def test_what_an_old_primary_still_takes_is_kept_before_it_is_wiped(shard: World) -> None:
     """A worker that still reaches it cannot flush it, nor open it; somebody was acknowledged what it holds."""
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     shard.open(b, "client")
     shard.put(b, "runs/50", "the lineage")
     first = [shard.put(a, KEY, number) for number in range(3)]
@@ -93,7 +81,7 @@ def test_what_an_old_primary_still_takes_is_kept_before_it_is_wiped(shard: World
 
 def test_a_commit_that_waits_at_an_old_primary_is_applied_again_though_it_was_rescued_there(shard: World) -> None:
     """Its conflict is what somebody may have seen; in the lineage it counts as lost, and its writer still waits."""
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     shard.open(b, "client")
     alone = shard.put(a, KEY, "alone", change_id="a1b2c3d4e5f6a1b2c3d4e5f6")
     with pytest.raises(Unavailable):
@@ -113,7 +101,7 @@ async def test_a_commit_that_waits_for_postgres_at_an_old_primary_is_applied_aga
     shard: World,
 ) -> None:
     """A worker has rescued it meanwhile; its writer still waits, and ends up in the lineage."""
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     network = FaultProxy("127.0.0.1", a.port)
     async with network, AsyncStateCache(settings=through(shard.on(a), redis=network)) as cache:
         writing = asyncio.create_task(cache.set("runs/43", "precious", durability="postgres", timeout=60))
@@ -136,7 +124,7 @@ async def test_a_commit_that_waits_for_postgres_at_an_old_primary_is_applied_aga
 
 
 def test_an_old_primary_that_is_restarted_is_refused_and_both_servers_are_named(shard: World) -> None:
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     shard.open(b, "client")
     old = shard.replid(a)
     a.kill()
@@ -160,7 +148,7 @@ def test_an_old_primary_that_is_restarted_is_refused_and_both_servers_are_named(
 
 def test_an_old_primary_that_was_quicker_keeps_the_real_one_closed_and_both_are_named(shard: World) -> None:
     """Whoever comes first continues the row. The other takes no writes that could never be flushed."""
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     a.kill()
     a.start()
     shard.open(a, "client")
@@ -179,7 +167,7 @@ def test_an_old_primary_that_was_quicker_keeps_the_real_one_closed_and_both_are_
 
 
 def test_a_returning_branch_goes_to_conflict_and_its_states_to_where_the_lineage_is(shard: World) -> None:
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     shard.put(a, "runs/49", "untouched by the lineage")  # n = 2, lost by the replica, so of the branch
     shard.open(b, "client")
     with shard.client(a).transaction("runs/42", "runs/42/plan") as tx:
@@ -218,7 +206,7 @@ def test_a_returning_branch_goes_to_conflict_and_its_states_to_where_the_lineage
 
 def test_what_is_set_aside_leaves_redis_only_when_postgres_holds_it_for_sure(shard: World) -> None:
     """A wait for a synchronous standby that is cancelled shows as a warning only, which the role's default hides."""
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     shard.open(b, "client")
     branch = shard.put(a, "runs/43", "branch")
     shard.put(b, KEY, "the lineage")
@@ -285,7 +273,7 @@ def test_what_stands_before_the_parting_and_is_not_flushed_is_an_ancestor_and_no
 
 def test_the_replaced_lineage_may_be_put_back_in_its_turn(shard: World) -> None:
     """Back and forth between two servers: every epoch's start says what the lineage before it was, and nothing else."""
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     shard.open(b, "client")
     told: dict[str, list[str]] = {"a": [], "b": []}
     for turn in range(4):
@@ -311,7 +299,7 @@ def test_the_replaced_lineage_may_be_put_back_in_its_turn(shard: World) -> None:
 
 def test_writes_during_an_operators_adoption_are_in_the_lineage_or_in_conflict(shard: World) -> None:
     """The old primary's gate is open to its own agents until it is reserved: what comes after the look counts."""
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     shard.open(b, "client")
     early = shard.put(a, KEY, "before the look")
     late = []
@@ -331,7 +319,7 @@ def test_writes_during_an_operators_adoption_are_in_the_lineage_or_in_conflict(s
 
 def test_entries_that_cannot_be_read_or_stored_are_kept_raw(shard: World) -> None:
     """Of a newer release, damaged, or with data that Postgres refuses: kept in quarantine, and the gate opens."""
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     shard.open(b, "client")
     good = shard.put(a, KEY, "branch")
     raw, changes = shard.raw(a), shard.keys.changes(0)
@@ -358,7 +346,7 @@ def test_entries_that_cannot_be_read_or_stored_are_kept_raw(shard: World) -> Non
 
 def test_a_change_that_was_applied_again_in_the_lineage_is_no_conflict(shard: World) -> None:
     """Its writer never heard of the first time, which was lost with the old primary, and repeated it."""
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     first = shard.put(a, KEY, "twice", change_id="a1b2c3d4e5f6a1b2c3d4e5f6")
     other = shard.put(a, "runs/43", "once")
     shard.open(b, "client")
@@ -378,7 +366,7 @@ async def test_a_change_that_only_the_old_primary_goes_on_to_hold_is_not_repeate
     shard: World, postgres_proxy: FaultProxy
 ) -> None:
     """The lineage has passed its position without it, and the server that it is repeated at says that it is applied."""
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     async with FaultProxy("127.0.0.1", a.port) as network:
         behind = through(shard.on(a), redis=network, postgres=postgres_proxy)
         async with AsyncStateCache(settings=behind) as cache:

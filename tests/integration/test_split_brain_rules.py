@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from statecache import AsyncStateCache
-from statecache.testing.valkey import Valkey
 from tests.fixtures.servers import MakeSettings
+from tests.support.failed_over import parted
 from tests.support.gate_world import World, once, world
 from tests.support.histories import Psql
 from tests.support.polling import pause_thread
@@ -24,24 +24,12 @@ def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
         yield made
 
 
-def parted(shard: World) -> tuple[Valkey, Valkey]:
-    """Return an old primary that still takes writes, and its promoted replica; both hold KEY, flushed."""
-    a = shard.start("a")
-    shard.open(a)
-    b = shard.replica(a, "b")
-    shard.put(a, KEY, "both")
-    shard.flush(a)
-    shard.in_step(a)
-    shard.promote(b)
-    return a, b
-
-
 def test_the_rightful_primary_is_never_taken_for_an_old_one(shard: World) -> None:
     """Whoever looks has no lease and locks nothing: the look counts only where the row was the same before and after.
 
     Here everybody has writes of his own, and looks at every moment of an opening.
     """
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     lead, old = shard.gate(b), shard.gate(a)
     assert not lead.rescue(), "it was promoted, and its gate is closed"
     assert not old.rescue(), "it is the primary still, for no other has opened the shard"
@@ -66,7 +54,7 @@ def test_the_rightful_primary_is_never_taken_for_an_old_one(shard: World) -> Non
 
 def test_a_row_that_moves_while_a_server_is_looked_at_says_nothing_of_it(shard: World) -> None:
     """As where an operator adopts that server meanwhile, and dies: only the row of before names another one."""
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     shard.open(b, "client")
     shard.put(a, KEY, "alone")
 
@@ -88,7 +76,7 @@ def test_a_row_that_moves_while_a_server_is_looked_at_says_nothing_of_it(shard: 
 
 
 def test_a_server_without_a_data_set_or_of_another_deployment_holds_no_branch(shard: World) -> None:
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     shard.open(b, "client")
     shard.put(a, KEY, "alone")
     assert not shard.gate(shard.start("empty")).rescue()
@@ -100,7 +88,7 @@ def test_a_server_without_a_data_set_or_of_another_deployment_holds_no_branch(sh
 
 def test_beside_an_older_copy_of_postgres_no_server_holds_a_branch(shard: World) -> None:
     """Its rows name a server of then; what it lacks is not beside the lineage."""
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     shard.open(b, "client")
     shard.put(b, KEY, "the lineage")
     shard.sql("DELETE FROM epoch WHERE epoch = %s", shard.row().epoch)
@@ -111,7 +99,7 @@ def test_beside_an_older_copy_of_postgres_no_server_holds_a_branch(shard: World)
 
 def test_what_stood_before_a_common_point_that_went_down_is_kept_too(shard: World) -> None:
     """The new primary lost its own end: what the old one still holds of that is in no lineage any more."""
-    a, b = parted(shard)
+    a, b = parted(shard, KEY)
     both = shard.put(a, "runs/43", "both")
     shard.open(b, "client")
     gate = shard.gate(a)

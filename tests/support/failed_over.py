@@ -18,10 +18,23 @@ from statecache.testing.binaries import valkey_server
 from statecache.testing.valkey import Valkey
 from statecache_workers.worker import Worker
 from tests.fixtures.servers import plain_client
+from tests.support.gate_world import World
 from tests.support.polling import pause, pause_thread
 
 BOUND_S = 20.0
 QUICK = {"lease_s": 0.6, "lease_renew_s": 0.1, "reservation_s": 0.3}
+
+
+def parted(shard: World, key: str) -> tuple[Valkey, Valkey]:
+    """Return an old primary that still takes writes, and its promoted replica; both hold the key, flushed."""
+    a = shard.start("a")
+    shard.open(a)
+    b = shard.replica(a, "b")
+    shard.put(a, key, "both")
+    shard.flush(a)
+    shard.in_step(a)
+    shard.promote(b)
+    return a, b
 
 
 @contextlib.contextmanager

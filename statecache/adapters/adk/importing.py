@@ -8,7 +8,7 @@ named. So is the state of an app or of a user. What cannot be taken in is named 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from statecache import Create, NotFound, Set, VersionConflict
 from statecache.adapters.adk.documents import Place, appended, event_data, place_of, read_shared
 from statecache.adapters.adk.service import NAMESPACE
 from statecache.adapters.filling import lots
-from statecache.adapters.imported import IMPORT, MOVED, REFUSED, may_go_on, refuse_larger, why
+from statecache.adapters.imported import IMPORT, may_go_on, naming, refuse_larger
 from statecache.adapters.items import given, kept
 from statecache.adapters.pages import PAGE_FRAME_BYTES, Found, read_pages
 from statecache.adapters.plans import arun
@@ -69,22 +69,15 @@ class _Taking:
     async def state(self, place: Place, of: Of, state: dict[str, Any]) -> None:
         """Take in the state of an app or of a user."""
         name = place.app if of == "app" else place.user
-        await self._or_named(name, self._state(place, of, name, state))
+        with naming(name, kept=self.done.kept, failed=self.done.failed):
+            await self._state(place, of, name, state)
 
     async def session(self, session: Session) -> None:
         """Take in a session: what is missing of its events, and its state."""
         self.done.sessions += 1
         place = Place(session.app_name, session.user_id, session.id)
-        await self._or_named(place.head, self._session(place, session))
-
-    async def _or_named(self, name: str, taken: Awaitable[None]) -> None:
-        """Take in what has a name here, or say why not."""
-        try:
-            await taken
-        except MOVED:  # somebody goes on with it just now
-            self.done.kept.append(name)
-        except REFUSED as error:
-            self.done.failed[name] = why(error)
+        with naming(place.head, kept=self.done.kept, failed=self.done.failed):
+            await self._session(place, session)
 
     async def _state(self, place: Place, of: Of, name: str, state: dict[str, Any]) -> None:
         place_of(*place)  # which refuses a NUL

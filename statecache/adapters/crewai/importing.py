@@ -18,7 +18,7 @@ import msgspec
 
 from statecache import Delete, Set, State
 from statecache.adapters.crewai.persistence import NAMESPACE, flow_name
-from statecache.adapters.imported import IMPORT, MOVED, REFUSED, newest_reason, refuse_larger, was_here, why
+from statecache.adapters.imported import IMPORT, naming, newest_reason, refuse_larger, was_here
 from statecache.adapters.items import given, kept
 from statecache.adapters.sqlite_files import reading
 
@@ -53,12 +53,8 @@ async def import_flows(
     taking = _Taking(view, cache.settings.value_bytes_max, dry_run=dry_run, progress=progress)
     for one in flows:
         taking.done.flows += 1
-        try:
+        with naming(one.flow_uuid, kept=taking.done.kept, failed=taking.done.failed):
             await taking.flow(flow_name(one.flow_uuid), one)
-        except MOVED:  # somebody goes on with it just now
-            taking.done.kept.append(one.flow_uuid)
-        except REFUSED as error:
-            taking.done.failed[one.flow_uuid] = why(error)
     return taking.done
 
 

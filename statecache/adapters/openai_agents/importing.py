@@ -20,7 +20,7 @@ import msgspec
 from statecache import OutcomeUnknown, VersionConflict
 from statecache.adapters.event_loops import is_applied
 from statecache.adapters.filling import lots
-from statecache.adapters.imported import IMPORT, MOVED, REFUSED, may_go_on, refuse_larger, why
+from statecache.adapters.imported import IMPORT, may_go_on, naming, refuse_larger
 from statecache.adapters.items import kept
 from statecache.adapters.openai_agents.pages import Place, added
 from statecache.adapters.openai_agents.session import NAMESPACE
@@ -67,12 +67,8 @@ async def import_sessions(
     for one in sessions:
         taking.done.sessions += 1
         taking.done.unreadable += one.unreadable
-        try:
+        with naming(one.session_id, kept=taking.done.kept, failed=taking.done.failed):
             await taking.session(Place(one.session_id), one)
-        except MOVED:  # somebody goes on with it just now
-            taking.done.kept.append(one.session_id)
-        except REFUSED as error:
-            taking.done.failed[one.session_id] = why(error)
     return taking.done
 
 
