@@ -15,7 +15,7 @@ has seen: what comes with an older one was written by a holder that had lost the
 
 Descendants of a fork are the fork: were they taken in as soon as their versions pass the tip's, the fork would
 overtake the truth. A change-set is applied or forked as a whole; states that would have continued their tips fork with
-the others (`companion`).
+the others (`companion`). A fork that Postgres refuses for its data is parked, and is a fork all the same.
 
 Whether a parent forked, or a taken version is a repeat, may need a look into Postgres. `judge` names what it would
 have to know in `asked`; whoever calls it finds out and calls again.

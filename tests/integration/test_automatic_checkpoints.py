@@ -22,8 +22,9 @@ from statecache import (
     UsageError,
 )
 from statecache_workers.worker import Worker
-from tests.fixtures.flusher import flushing
+from tests.fixtures.flusher import flush, flushing
 from tests.fixtures.servers import MakeClient
+from tests.support.histories import pruned
 from tests.support.local_reads import LIMIT_S
 from tests.support.polling import pause
 
@@ -193,6 +194,27 @@ async def test_those_that_wait_are_made_when_a_client_is_closed(
     assert await reader.checkpoints(KEY) == []
     await client.close()
     assert sorted(one.version or 0 for one in await reader.checkpoints(KEY)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("group", [False, True])
+async def test_one_whose_values_were_let_go_while_it_waited_is_of_what_is_current(
+    make_client: MakeClient, settings: Settings, worker: Worker, monkeypatch: pytest.MonkeyPatch, group: bool
+) -> None:
+    """It would pin nothing, and nobody could go back to it."""
+    monkeypatch.setattr("statecache.core.history.due.UNDER_WAY_MAX", 0)
+    client, reader = make_client(settings), make_client(settings)
+    policy = CheckpointPolicy(every_changes=1, group=group)
+    runs = client.namespace("runs", checkpoint=policy, retention_count=1)
+    for number in (1, 2):
+        await runs.set("42", number)
+    await flush(worker)
+    assert (await pruned(settings)).values == 1
+    async with flushing(worker):
+        await client.close()
+        found = await _made(reader, 2)
+        states = [await reader.get_at(KEY, checkpoint=one.label) for one in found]
+    assert [state and state.value for state in states] == [2, 2]
+    assert all(one.pinned for one in found)
 
 
 async def test_more_than_may_wait_are_left_out_and_that_is_logged(

@@ -98,8 +98,26 @@ async def test_no_absence_is_installed_of_a_postgres_that_holds_less_than_was_fl
     redis_raw.hset(keys.meta(keys.shard(KEY)), mapping={"n": 5, "flushed": 5})
     for call in (client.get, partial(client.set, value=1)):
         with pytest.raises(Unavailable, match="holds less than was flushed"):
-            await call(KEY, timeout=0.5)
+            await call(KEY, timeout=1.0)
     assert not redis_raw.exists(keys.state(KEY))
+
+
+@pytest.mark.parametrize(
+    ("silence_s", "told"), [(60.0, "holds less than was flushed"), (0.0, "Postgres is unavailable")]
+)
+async def test_a_last_attempt_that_had_hardly_any_time_is_not_what_a_call_fails_for(
+    slow: AsyncStateCache, postgres_proxy: FaultProxy, redis_raw: Any, keys: KeySpace, monkeypatch: pytest.MonkeyPatch,
+    silence_s: float, told: str,
+) -> None:  # fmt: skip
+    """What it had waited for until then is; a Postgres that is silent for longer is told."""
+    monkeypatch.setattr("statecache.core.read.hydration.SILENCE_S", silence_s)
+    redis_raw.hset(keys.meta(keys.shard(KEY)), mapping={"n": 5, "flushed": 5})
+    fault, reading = await hold_at(postgres_proxy, ASKS, slow.get(KEY, timeout=1.0))
+    last = postgres_proxy.arm("hold_request", at=ASKS)
+    fault.release()
+    with pytest.raises(Unavailable, match=told):
+        await reading
+    assert last.struck
 
 
 async def test_a_key_that_has_nothing_but_lost_changes_remembers_that(

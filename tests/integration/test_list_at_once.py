@@ -178,17 +178,25 @@ async def test_who_waits_for_postgres_and_then_for_redis_waits_for_both_in_its_t
         assert max(took) < 3.0
 
 
-@pytest.mark.parametrize(("reason", "told"), [("timeout", PostgresUnavailable), ("connect", RedisUnavailable)])
+@pytest.mark.parametrize(
+    ("late", "told"),
+    [
+        (RedisUnavailable("timeout", detail="told to"), "refused"),
+        (PostgresUnavailable("connect", detail="no answer within 0.198 s"), "refused"),
+        (RedisUnavailable("connect", detail="told to"), "told to"),
+    ],
+    ids=["redis is late", "a new connection to it asks postgres", "redis is away"],
+)
 async def test_where_postgres_is_away_redis_is_told_of_only_where_it_is_away_too(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, reason: Any, told: type[Exception]
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, late: Exception, told: str
 ) -> None:
-    """An answer that is late on a busy machine says nothing of Redis."""
+    """An answer that is late on a busy machine says nothing of Redis, nor one that Postgres has no time for."""
     away = settings.model_copy(update={"postgres_url": "postgresql://127.0.0.1:1/nowhere", "timeout_s": 0.3})
     async with AsyncStateCache(settings=away) as cache:
 
         async def look(*_: Any, **__: Any) -> Any:
-            raise RedisUnavailable(reason, detail="told to")
+            raise late
 
         monkeypatch.setattr(cache._runtime.listing._dirty, "look", look)
-        with pytest.raises(told):
+        with pytest.raises(Unavailable, match=told):
             assert [one async for one in cache.list("runs/")] == []

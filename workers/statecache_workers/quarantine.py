@@ -2,7 +2,8 @@
 
 Entries are written in order behind a savepoint; where Postgres refuses, the piece is halved until one change-set stands
 alone. That one is parked raw, in the same transaction, and counts as flushed. Its keys' tips are marked as quarantined
-at its version, so that what comes behind it continues the chain, with the gap recorded.
+at its version, so that what comes behind it continues the chain, with the gap recorded. One that would have forked
+marks nothing: it is remembered as a fork, and so is what descends from it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 from statecache.entries import INTEGER_MAX, salvaged, storable
 from statecache.model import ChangeSet, Position
-from statecache.rules.reconcile import NOTHING, Tip
+from statecache.rules.reconcile import NOTHING, Applied, Judgement, Tip
 from statecache_workers.batch_writing import WriteResult, judged, keep_tips, writes
 from statecache_workers.database import Call, Transaction
 from statecache_workers.logs import alarm
@@ -33,13 +34,14 @@ ALARMS_MAX = 10
 
 
 class Raw(NamedTuple):
-    """An entry that is to be parked, what can be told of it, and why."""
+    """An entry that is to be parked, what can be told of it, and why; `forked` says that it would have forked."""
 
     position: Position
     fields: Sequence[bytes]
     change_id: str
     keys: Sequence[str]
     error: Poison
+    forked: bool = False
 
 
 async def tips_of(transaction: Transaction, keys: Sequence[str]) -> dict[str, Tip]:
@@ -101,14 +103,18 @@ async def _place(
 
 async def _park(transaction: Transaction, shard: int, entry: Entry, error: Poison, outcome: WriteResult) -> None:
     change_id, keys = salvaged(entry.fields)
+    ruled = Judgement()
     if entry.change_set is not None:
         change_id = storable(entry.change_set.change_id)
         keys = tuple(storable(change.key) for change in entry.change_set.changes)
-    await park_raw(transaction, shard, [Raw(entry.position, entry.fields, change_id, keys, error)])
+        if not entry.fault:
+            ruled = await _ruled(transaction, shard, entry.change_set)
+    forked = bool(ruled.forked)
+    await park_raw(transaction, shard, [Raw(entry.position, entry.fields, change_id, keys, error, forked)])
     outcome.parked += 1
     outcome.excepted = max(outcome.excepted, entry.position.n)
-    if entry.change_set is not None and not entry.fault:
-        outcome.tips |= await _mark(transaction, shard, entry.change_set)
+    outcome.forked += ruled.forked
+    outcome.tips |= await _mark(transaction, shard, ruled.applied)
 
 
 async def park_raw(transaction: Transaction, shard: int, entries: Sequence[Raw]) -> None:
@@ -122,6 +128,7 @@ async def park_raw(transaction: Transaction, shard: int, entries: Sequence[Raw])
         "entry": msgspec.msgpack.encode([bytes(field) for field in one.fields]),
         "sqlstate": one.error.sqlstate,
         "error": storable(one.error.reason),
+        "forked": one.forked,
     }) for one in entries))  # fmt: skip
     for one in entries[:ALARMS_MAX]:
         why = {"reason": one.error.reason} if one.error.sqlstate == UNREADABLE else {}
@@ -129,11 +136,23 @@ async def park_raw(transaction: Transaction, shard: int, entries: Sequence[Raw])
               keys=list(one.keys)[:10], sqlstate=one.error.sqlstate, **why)  # fmt: skip
 
 
-async def _mark(transaction: Transaction, shard: int, parked: ChangeSet) -> dict[str, Tip]:
-    """Mark the tips of the parked change-set's keys, where it would have continued them, and return the marked ones."""
+async def _ruled(transaction: Transaction, shard: int, parked: ChangeSet) -> Judgement:
+    """Decide on a parked change-set as a whole; on one that Postgres cannot even be asked about nothing is decided."""
+    await transaction.mark("SAVEPOINT")
+    try:
+        tips = await tips_of(transaction, [change.key for change in parked.changes])
+        ruled = (await judged(transaction, shard, [parked], tips)).judgement
+    except Poison:
+        await transaction.mark("ROLLBACK TO")
+        ruled = Judgement()
+    await transaction.mark("RELEASE")
+    return ruled
+
+
+async def _mark(transaction: Transaction, shard: int, continuing: Sequence[Applied]) -> dict[str, Tip]:
+    """Mark the tips that a parked change-set's changes would have continued, and return the marked ones."""
     marked: dict[str, Tip] = {}
-    for change in parked.changes:
-        alone = msgspec.structs.replace(parked, changes=(change,))
+    for parked, change, _ in continuing:
         parameters = {
             "key": change.key,
             "shard": shard,
@@ -147,12 +166,9 @@ async def _mark(transaction: Transaction, shard: int, parked: ChangeSet) -> dict
         }
         await transaction.mark("SAVEPOINT")
         try:
-            verdict = await judged(transaction, shard, [alone], await tips_of(transaction, [change.key]))
-            if verdict.judgement.applied:
-                await transaction.run(keep_tips([change.key], [False]), Call("quarantine_mark", parameters))
-                marked[change.key] = Tip(change.version, change.change_id, broken=True)
+            await transaction.run(keep_tips([change.key], [False]), Call("quarantine_mark", parameters))
+            marked[change.key] = Tip(change.version, change.change_id, broken=True)
         except Poison:
-            await transaction.mark("ROLLBACK TO")  # the key itself is what Postgres refuses: it can have no tip
-            marked.pop(change.key, None)
+            await transaction.mark("ROLLBACK TO")  # Postgres refuses the key's state too: it can have no such tip
         await transaction.mark("RELEASE")
     return marked

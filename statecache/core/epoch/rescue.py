@@ -241,6 +241,7 @@ def _parked(shard: int, entry: _Entry) -> dict[str, Any]:
         "entry": msgspec.msgpack.encode([bytes(field) for field in entry.fields]),
         "sqlstate": _UNREADABLE,
         "error": storable(entry.fault),
+        "forked": False,
     }
 
 

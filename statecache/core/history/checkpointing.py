@@ -131,10 +131,10 @@ def _is_past(view: View[Any], wanted: Wanted, record: Record | None) -> bool:
 async def _past(
     view: View[Any], wanted: Wanted, label: str, record: Record | None, terms: Terms
 ) -> CheckpointRecord | None:
-    """Return what a checkpoint says of a version, or of a group as it was then; None where its value is gone."""
+    """Return what a checkpoint says of a version, or of a group as it was then; None where a value of it is gone."""
     said = msgspec.structs.replace(_said(view, wanted, label, None), point=str(wanted.position))
     if record is None:
-        return said
+        return said if await _is_kept(view, wanted, terms.end) else None
     version = await view.runtime.history.version_at(wanted.key, Point(version=int(wanted.version or 0)), end=terms.end)
     if not version.kept:
         if not record.exists:
@@ -144,6 +144,15 @@ async def _past(
         said, version=version.version, change_id=version.change_id, schema=version.schema,
         sha256=(version.digest or b"").hex(),
     )  # fmt: skip
+
+
+async def _is_kept(view: View[Any], wanted: Wanted, end: float) -> bool:
+    """Return whether all values of a group at a position are kept; one that nothing is let go of is not looked at."""
+    if view.retention is None or not view.retention.bounded or wanted.position is None:
+        return True
+    point = Point.at(wanted.position)
+    found = await view.runtime.history.keys_at(wanted.key, point, as_bound=True, end=end)
+    return all(one.kept or one.schema in OWN_SCHEMAS for one in found)
 
 
 async def _made_of_past(

@@ -27,10 +27,11 @@ from statecache.backoff import Backoff
 from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.commit_protocol.install import INSTALL, Install
+from statecache.concurrency import SILENCE_S
 from statecache.concurrency.batching import WEIGHT_MAX
 from statecache.core.read.absences import Absences, Looked, no_row
 from statecache.core.redis.tier import patience_for
-from statecache.errors import Backpressure, RedisUnavailable, StateCacheError, Unavailable
+from statecache.errors import Backpressure, PostgresUnavailable, RedisUnavailable, StateCacheError, Unavailable
 from statecache.model import Record
 from statecache.records import absence, hash_of, record_of_row
 from statecache.redis_errors import FINAL, found_at, refusal
@@ -203,7 +204,7 @@ class Hydrator:
                 raise Backpressure(shard, reason="Redis is out of memory")
             taken = [key for key, verdict in verdicts.items() if verdict in ("TAKEN", "FULL")]
             if taken:
-                held = await self._held(shard, taken, end)
+                held = await self._held(shard, taken, end, waiting)
                 if held.reaches(epoch, flushed):
                     install = self._prepared(shard, taken, held, tokens, epoch)
                     loaded.update(install.records)
@@ -273,10 +274,18 @@ class Hydrator:
             )
         return 0
 
-    async def _held(self, shard: int, keys: Sequence[str], end: float) -> _Held:
-        """Read from Postgres what it holds of keys, and where it stands with their shard."""
+    async def _held(self, shard: int, keys: Sequence[str], end: float, waiting: Unavailable | None) -> _Held:
+        """Read from Postgres what it holds of keys, and where it stands with their shard.
+
+        An attempt that had hardly any time is no reason: what has been waited for is raised.
+        """
         seconds = max(end - monotonic(), 0.001)
-        return await self._batcher.ask((shard, keys), weight=_WEIGHT * len(keys), seconds=seconds)
+        try:
+            return await self._batcher.ask((shard, keys), weight=_WEIGHT * len(keys), seconds=seconds)
+        except PostgresUnavailable as error:
+            if waiting is not None and error.reason == "timeout" and seconds < SILENCE_S:
+                raise waiting from error
+            raise
 
     async def _read(
         self, requests: Sequence[Request[tuple[int, Sequence[str]]]], seconds: float

@@ -202,12 +202,17 @@ class Listing:
         return page if len(looked[0].opened) == len(shards) else None, looked[0]
 
     async def _tell_of_redis(self, shards: Sequence[int]) -> None:
-        """Raise RedisUnavailable where Redis is away too; an answer that is only late says nothing."""
+        """Raise RedisUnavailable where Redis is away too; an answer that is only late says nothing.
+
+        Nor does a new connection to it, for which Postgres is asked once more.
+        """
         try:
             await self._dirty.look(shards, _BESIDE_S)
         except RedisUnavailable as error:
             if error.reason != "timeout":
                 raise
+        except PostgresUnavailable:
+            pass
 
     async def _merged(
         self, listed: Listed, overlay: Overlay, shards: Sequence[int], page: int, seconds: float, first: _Page | None,
