@@ -126,6 +126,10 @@ class StepUnknown(StateCacheError):
         )
 
 
+AWAITED = "it is applied in Redis, and not yet known to be in Postgres"
+"""The reason where the outcome of a change is not known that was to be in Postgres."""
+
+
 class OutcomeUnknown(StateCacheError):
     """The outcome of change {change_id}{where} is not known: {reason}."""
 
@@ -146,7 +150,7 @@ class OutcomeUnknown(StateCacheError):
     @property
     def remedy(self) -> str:
         """How to find the outcome out, and who brings changes into Postgres where that is awaited."""
-        awaited = "not yet known to be in Postgres" in self.reason
+        awaited = AWAITED in self.reason
         return f"{self.hint} Workers bring changes into Postgres: does one run?" if awaited else self.hint
 
 

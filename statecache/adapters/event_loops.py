@@ -23,7 +23,8 @@ from statecache import AsyncStateCache, Settings, Unavailable, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from statecache import AsyncNamespace, OutcomeUnknown
+    from statecache import AsyncNamespace
+
 
 T = TypeVar("T")
 _LOOKS_EVERY_S = 0.05
@@ -173,14 +174,6 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-async def is_applied(view: AsyncNamespace[Any], unknown: OutcomeUnknown, name: str) -> bool:
-    """Return whether a commit whose answer was lost is applied; raise that where nobody knows."""
-    verdict = (await view.outcome(unknown.change_id, name)).verdict
-    if verdict not in ("applied", "not applied"):
-        raise unknown
-    return verdict == "applied"
 
 
 async def _keep(cache: AsyncStateCache, made: dict[asyncio.AbstractEventLoop, _Made], loop: Any) -> None:

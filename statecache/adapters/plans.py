@@ -2,7 +2,8 @@
 
 `run` calls the verbs of a `Namespace`, `arun` those of an `AsyncNamespace`. What a verb raises is raised where the plan
 called it, so plans catch conflicts as any code would. A plan that lists yields what it has found as `Found`, and one
-that has plans carried out that have nothing to do with one another yields them `Together`.
+that has plans carried out that have nothing to do with one another yields them `Together`. The `Level` at which writes
+count as written is the view's.
 """
 
 from __future__ import annotations
@@ -39,8 +40,13 @@ class Together(NamedTuple):
     plans: Sequence[Plan[None]]
 
 
-Plan = Generator[Call | Together, Any, T]
-Listing = Generator[Call | Together | Found, Any, None]
+class Level:
+    """The durability level at which a write of the view counts as written."""
+
+
+Asked = Call | Together | Level
+Plan = Generator[Asked, Any, T]
+Listing = Generator[Asked | Found, Any, None]
 _YIELDING = ("history", "list")
 _TOGETHER_MAX = 4
 """How many of the plans that have nothing to do with one another are carried out at once."""
@@ -58,6 +64,11 @@ def call(verb: str, *arguments: Any, **options: Any) -> Plan[Any]:
 def together(plans: Sequence[Plan[None]]) -> Plan[list[StateCacheError | None]]:
     """Have all plans carried out, and return for each what it raised, or None."""
     return (yield Together(plans)) if plans else []
+
+
+def level() -> Plan[str]:
+    """Return the durability level at which a write counts as written."""
+    return (yield Level())  # type: ignore[no-any-return]
 
 
 def run(view: Namespace[Any], plan: Plan[T]) -> T:
@@ -90,16 +101,20 @@ async def arun(view: AsyncNamespace[Any], plan: Plan[T]) -> T:
         return end.value  # type: ignore[no-any-return]
 
 
-def _answer(view: Namespace[Any], asked: Call | Together) -> Any:
-    """Return what the verb returns that is called, or what plans have raised."""
+def _answer(view: Namespace[Any], asked: Asked) -> Any:
+    """Return what the verb returns that is called, what plans have raised, or the level."""
+    if isinstance(asked, Level):
+        return view._view.durability_of(None)
     if isinstance(asked, Together):
         return [_raised(view, one) for one in asked.plans]
     result = getattr(view, asked.verb)(*asked.arguments, **asked.options)
     return [*result] if asked.verb in _YIELDING else result
 
 
-async def _aanswer(view: AsyncNamespace[Any], asked: Call | Together) -> Any:
+async def _aanswer(view: AsyncNamespace[Any], asked: Asked) -> Any:
     """Do what `_answer` does."""
+    if isinstance(asked, Level):
+        return view._view.durability_of(None)
     if isinstance(asked, Together):
         room = asyncio.Semaphore(_TOGETHER_MAX)
         return await asyncio.gather(*(_araised(view, one, room) for one in asked.plans))

@@ -8,6 +8,7 @@ primary too.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,11 @@ from statecache import (
     AlreadyExists,
     Create,
     Delete,
+    DurabilityNotMet,
+    DurabilityRefused,
     NotFound,
     OutcomeUnknown,
+    Set,
     StateCacheError,
     UsageError,
     VersionConflict,
@@ -43,17 +47,17 @@ from statecache.adapters.adk.documents import (
     sessions_of,
 )
 from statecache.adapters.adk.shared import prepare, resolve, states_of, withdraw
-from statecache.adapters.event_loops import is_applied
+from statecache.adapters.applied import is_applied
 from statecache.adapters.items import given, kept
 from statecache.adapters.pages import ATTEMPTS_MAX, Found, read_pages
 from statecache.adapters.plans import arun
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from google.adk.events.event import Event
 
-    from statecache import AsyncNamespace, ReadMode, Set
+    from statecache import AsyncNamespace, ReadMode
     from statecache.adapters.adk.documents import Of
 
     Writes = Sequence[Set | Create | Delete]
@@ -72,10 +76,11 @@ class Sessions:
         deltas, revision = deltas_of(state), token_hex(8)
         head = place.begun(deltas.session, platform_time.get_time(), token_hex(4), revision)
         exists = AlreadyExistsError(f"Session with id {place.session_id} already exists.")
-        prepared = await prepare(self._view, place, "", revision, deltas)
+        with _nothing_written("create_session"):
+            prepared = await prepare(self._view, place, "", revision, deltas)
         head = msgspec.structs.replace(head, prepared=prepared)
         try:
-            await self._committed(place, [Create(place.head, msgspec.to_builtins(head))], "create_session")
+            lacking = await self._committed(place, [Create(place.head, msgspec.to_builtins(head))], "create_session")
         except OutcomeUnknown:
             raise
         except StateCacheError as error:
@@ -84,6 +89,8 @@ class Sessions:
                 raise exists from None
             raise
         await resolve(self._view, place, revision, prepared)
+        if lacking is not None:
+            raise lacking
         return await self._session(place, head, [])
 
     async def get(self, place: Place, limit: int | None, since: float | None) -> Session | None:
@@ -112,7 +119,8 @@ class Sessions:
     async def append(self, place: Place, session: Session, event: Event) -> str:
         """Append an event to a session that is as the session object says, and return the revision that it then has.
 
-        Raises StaleSessionError where it is another one.
+        Raises StaleSessionError where it is another one, DurabilityNotMet for one that is appended and not yet at the
+        level that was asked for, and DurabilityRefused where nothing was appended for that.
         """
         data, deltas, revision = event_data(event), deltas_of(event.actions.state_delta), token_hex(8)
         prepared: list[Of] | None = None
@@ -122,22 +130,28 @@ class Sessions:
                 mode: ReadMode = "primary" if attempt or deltas.app or deltas.user else "local"
                 found = await arun(self._view, read_pages(place, 0, head=mode, pages=mode))
                 known: Head = found.known
-                if found.head is not None and _is_last(found, data.data):
+                there = found.head is not None and _is_last(found, data.data)
+                if there:
                     revision, prepared = known.revision, known.prepared
-                    break
-                if found.head is None or not _is_current(session, found):
+                    writes = self._proof(place, found)
+                elif found.head is None or not _is_current(session, found):
                     if mode == "local":
                         continue
                     raise _refused(place, found)
-                await resolve(self._view, place, known.revision, known.prepared)
-                # Again at each attempt: who saw the session at another revision meanwhile has given it up.
-                prepared = await prepare(self._view, place, known.revision, revision, deltas)
-                head = _next(known, deltas, event.timestamp, revision, prepared)
+                else:
+                    with _nothing_written("append_event"):
+                        await resolve(self._view, place, known.revision, known.prepared)
+                        # Again at each attempt: who saw the session at another revision meanwhile has given it up.
+                        prepared = await prepare(self._view, place, known.revision, revision, deltas)
+                    head = _next(known, deltas, event.timestamp, revision, prepared)
+                    writes = appended(place, found, [data], head, self._bytes_max)
                 try:
-                    await self._committed(place, appended(place, found, [data], head, self._bytes_max), "append_event")
+                    lacking = await self._committed(place, writes, "append_event") if writes else None
                     break
                 except (VersionConflict, NotFound) as error:
                     failed = error
+                    if there:
+                        revision, prepared = token_hex(8), None
             else:
                 raise failed
         except (StaleSessionError, SessionNotFoundError, StateCacheError) as error:
@@ -145,7 +159,15 @@ class Sessions:
                 await withdraw(self._view, place, revision, prepared)
             raise
         await resolve(self._view, place, revision, prepared or [])
+        if lacking is not None:
+            raise lacking
         return revision
+
+    def _proof(self, place: Place, found: Found) -> Writes:
+        """Return what proves that a session which has its event is as durable as it has to be: its head once more."""
+        if self._view._view.durability_of(None) == "memory":
+            return []
+        return [Set(place.head, msgspec.to_builtins(found.known), expected=found.head)]
 
     async def delete(self, place: Place) -> None:
         """Delete a session and its events; what one commit has no room for is deleted after it."""
@@ -159,7 +181,7 @@ class Sessions:
             pages = [place.page(head, number) for number in range(1, head.pages + 1)]
             now = [Delete(page) for page in pages[:_PAGES_A_COMMIT] if page not in gone]
             try:
-                await self._committed(place, [Delete(place.head, expected=state), *now], "delete_session")
+                lacking = await self._committed(place, [Delete(place.head, expected=state), *now], "delete_session")
             except (VersionConflict, NotFound) as error:
                 failed = error
                 if isinstance(error, NotFound):
@@ -167,19 +189,42 @@ class Sessions:
                 continue
             if pages[_PAGES_A_COMMIT:]:
                 await self._view.delete_many(pages[_PAGES_A_COMMIT:], reason="delete_session")
+            if lacking is not None:
+                raise lacking
             return
         raise failed
 
-    async def _committed(self, place: Place, writes: Writes, reason: str) -> None:
-        """Commit, and where the answer is lost, find out what became of it; what was not applied is sent again."""
-        try:
-            await self._view.commit(writes, reason=reason)
-        except OutcomeUnknown as error:
-            if not await is_applied(self._view, error, place.head):
+    async def _committed(self, place: Place, writes: Writes, reason: str) -> DurabilityNotMet | None:
+        """Commit, and where the answer is lost, find out what became of it; what was not applied is sent again.
+
+        What is applied, but not yet at the level that was asked for, is returned as that error: it counts.
+        """
+        for again in (False, True):
+            try:
                 await self._view.commit(writes, reason=reason)
+            except DurabilityNotMet as error:
+                return error
+            except OutcomeUnknown as error:
+                if again:
+                    raise
+                if await arun(self._view, is_applied(error, place.head)):
+                    break
+            else:
+                break
+        return None
 
     async def _session(self, place: Place, head: Head, events: list[Event]) -> Session:
         return _made(place, head, events, await states_of(self._view, [place.app, place.user]))
+
+
+@contextmanager
+def _nothing_written(reason: str) -> Iterator[None]:
+    """Have what is done before a session's commit, and lacks durability, end the call as one that wrote nothing."""
+    try:
+        yield
+    except DurabilityNotMet as error:
+        why = f"{error.reached} of {error.wanted} copies acknowledged what goes before {reason}, so it did nothing"
+        raise DurabilityRefused(error.level, reason=why, hint="Try again once the copies are there.") from error
 
 
 def _made(place: Place, head: Head, events: list[Event], states: dict[str, dict[str, Any]]) -> Session:

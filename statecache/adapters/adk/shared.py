@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from google.adk.platform import time as platform_time
 
-from statecache import CodecError, StateCacheError
+from statecache import CodecError, DurabilityNotMet, OutcomeUnknown, StateCacheError
 from statecache.adapters.adk.documents import Deltas, Of, Place, Prepared, Shared, read_head, read_shared
 from statecache.adapters.items import given, kept
 from statecache.adapters.plans import Declined
@@ -38,7 +38,7 @@ IN_DOUBT_S_MAX = 24 * 3600.0
 async def prepare(view: AsyncNamespace[Any], place: Place, before: str, revision: str, deltas: Deltas) -> list[Of]:
     """Write what an event changes in its app's and its user's state beside these; return which of them it concerns.
 
-    Where one of them cannot be written, the other is withdrawn.
+    Where one of them cannot be written, or not as durably as it has to be, what is written of both is withdrawn.
     """
     changed: dict[Of, dict[str, Any]] = {"app": deltas.app, "user": deltas.user}
     concerned: list[Of] = [of for of, delta in changed.items() if delta]
@@ -56,7 +56,8 @@ async def prepare(view: AsyncNamespace[Any], place: Place, before: str, revision
     ended = await asyncio.gather(*map(write, concerned), return_exceptions=True)
     failed = [error for error in ended if error is not None]
     if failed:
-        await withdraw(view, place, revision, [of for of, error in zip(concerned, ended, strict=True) if error is None])
+        there = [error is None or isinstance(error, DurabilityNotMet) for error in ended]
+        await withdraw(view, place, revision, [of for of, written in zip(concerned, there, strict=True) if written])
         raise failed[0]
     return concerned
 
@@ -102,12 +103,18 @@ class _Unlooked(Exception):
 
 
 async def states_of(view: AsyncNamespace[Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the states of apps and users by their names, with all that has taken effect there by now."""
+    """Return the states of apps and users by their names, with all that has taken effect there by now.
+
+    Where that cannot be written as durably as it has to be, a reader does not wait for it.
+    """
     found: dict[str, dict[str, Any]] = {}
     for name, state in (await view.get_many(dict.fromkeys(names), read="primary")).items():
         shared = None if state is None else read_shared(state)
         if shared is not None and shared.prepared and (verdicts := await _verdicts(view, shared)):
-            shared = await _decide(view, name, verdicts) or shared
+            try:
+                shared = await _decide(view, name, verdicts) or shared
+            except (DurabilityNotMet, OutcomeUnknown):
+                shared = _carried_out(shared, verdicts)
         found[name] = {} if shared is None else {**given(shared.state)}
     return found
 
@@ -141,12 +148,7 @@ async def _decide(
             raise Declined
         if by_itself and any(verdicts.values()) and not shared.prepared.keys() <= verdicts.keys():
             raise _Unlooked(shared)
-        state = {**given(shared.state)}
-        for revision, takes_effect in verdicts.items():
-            if takes_effect and revision in shared.prepared:
-                state |= given(shared.prepared[revision].state)
-        left = {revision: change for revision, change in shared.prepared.items() if revision not in verdicts}
-        return _data(msgspec.structs.replace(shared, state=kept(state, 0, nul=False).data, prepared=left))
+        return _data(_carried_out(shared, verdicts))
 
     state: State[Any] | None
     try:
@@ -154,6 +156,16 @@ async def _decide(
     except Declined:
         state = await view.get(name, read="primary")
     return None if state is None or state.value is None else read_shared(state)
+
+
+def _carried_out(shared: Shared, verdicts: Mapping[str, bool]) -> Shared:
+    """Return a state with the verdicts carried out on what is prepared in it, in their order."""
+    state = {**given(shared.state)}
+    for revision, takes_effect in verdicts.items():
+        if takes_effect and revision in shared.prepared:
+            state |= given(shared.prepared[revision].state)
+    left = {revision: change for revision, change in shared.prepared.items() if revision not in verdicts}
+    return msgspec.structs.replace(shared, state=kept(state, 0, nul=False).data, prepared=left)
 
 
 def _shared(data: Any, name: str) -> Shared:

@@ -32,6 +32,7 @@ from statecache import (
     UsageError,
     VersionConflict,
 )
+from statecache.adapters.applied import is_applied
 from statecache.adapters.filling import FRAME_BYTES, WRITTEN_PAGES_MAX, filling
 from statecache.adapters.items import Kept, given, kept
 from statecache.adapters.pages import ATTEMPTS_MAX, Found, Page, converted, read_pages
@@ -237,10 +238,9 @@ def _changed(
             if gone is not None and isinstance(error, NotFound):
                 gone.add(error.key.partition("/")[2])
         except OutcomeUnknown as error:
-            verdict = (yield from call("outcome", error.change_id, place.head)).verdict
-            if verdict == "applied":
+            if (yield from is_applied(error, place.head)):
                 return found
-            if asked or verdict != "not applied":
+            if asked:
                 raise
             asked, failed = True, error
         else:

@@ -7,11 +7,11 @@ reads the primary. Writers that meet too often take turns.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from statecache import (
-    Delete,
     LeaseLost,
     LockTimeout,
     NotFound,
@@ -21,16 +21,16 @@ from statecache import (
     UsageError,
     VersionConflict,
 )
-from statecache.adapters.event_loops import is_applied
+from statecache.adapters.applied import is_applied
 from statecache.adapters.openai_agents.pages import CLEARED_PAGES_MAX, Last, Place, added, cleared, popped
 from statecache.adapters.pages import ATTEMPTS_MAX, Found, read_pages
 from statecache.adapters.plans import arun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from statecache import AsyncNamespace, ReadMode
+    from statecache import AsyncNamespace, AsyncTransaction, ReadMode
     from statecache.adapters.items import Kept
     from statecache.adapters.openai_agents.pages import Writes
 
@@ -68,14 +68,19 @@ class Conversation:
         gone = set[str]()
         found = await self._commit(lambda found: cleared(self._place, found, gone), "clear_session", gone)
         numbers = range(CLEARED_PAGES_MAX + 1, found.known.pages + 1)
-        left = [self._place.page(found.known, number) for number in numbers]
-        for at in range(0, len(left), _DELETED_AT_ONCE):
-            states = await self._view.get_many(left[at : at + _DELETED_AT_ONCE], read="primary")
-            deletes = [Delete(name, expected=state) for name, state in states.items() if state is not None]
-            try:
-                await self._view.commit(deletes, reason="clear_session")
-            except (VersionConflict, NotFound):
-                return  # the session has grown as long again; what is left of the old one is written over
+        for at in range(0, len(numbers), _DELETED_AT_ONCE):
+            some = {self._place.page(found.known, number): number for number in numbers[at : at + _DELETED_AT_ONCE]}
+            delete = partial(self._delete_surplus, some)
+            with suppress(VersionConflict):  # of a session that is added to all the time: it is written over
+                await self._view.transact([self._place.head, *some], delete, reason="clear_session")
+
+    async def _delete_surplus(self, pages: Mapping[str, int], transaction: AsyncTransaction[Any]) -> None:
+        """Delete pages that the session does not have: it may have grown as long again since it was cleared."""
+        head = await transaction.get(self._place.head)
+        there = 0 if head is None else self._place.read(head).pages
+        for name, number in pages.items():
+            if number > there and await transaction.get(name) is not None:
+                transaction.delete(name)
 
     async def _read(self, limit: int | None, *, head: ReadMode, pages: ReadMode) -> Found:
         return await arun(self._view, read_pages(self._place, limit, head=head, pages=pages))
@@ -105,7 +110,7 @@ class Conversation:
                 except OutcomeUnknown as error:
                     if asked:
                         raise
-                    if await is_applied(self._view, error, self._place.head):
+                    if await arun(self._view, is_applied(error, self._place.head)):
                         return found
                     asked, failed = True, error
                 else:

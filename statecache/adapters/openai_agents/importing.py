@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from statecache import OutcomeUnknown, VersionConflict
-from statecache.adapters.event_loops import is_applied
+from statecache.adapters.applied import is_applied
 from statecache.adapters.filling import lots
 from statecache.adapters.imported import IMPORT, may_go_on, naming, refuse_larger
 from statecache.adapters.items import kept
@@ -107,7 +107,7 @@ class _Taking:
         try:
             await self._view.commit(added(place, found, lot, revision, self._bytes_max), reason=IMPORT)
         except OutcomeUnknown as error:
-            if not await is_applied(self._view, error, place.head):
+            if not await arun(self._view, is_applied(error, place.head)):
                 raise
         return revision
 

@@ -18,9 +18,10 @@ import msgspec
 from pydantic_ai.conversation_store import ConversationConflict
 
 from statecache import Delete, NotFound, OutcomeUnknown, Set, StateCacheError, UsageError, VersionConflict
-from statecache.adapters.event_loops import is_applied
+from statecache.adapters.applied import is_applied
 from statecache.adapters.filling import FRAME_BYTES
 from statecache.adapters.items import Kept
+from statecache.adapters.plans import arun
 from statecache.adapters.pydantic_ai.documents import (
     EntryId,
     Head,
@@ -99,7 +100,7 @@ class Logs:
             except OutcomeUnknown as error:
                 if asked:
                     raise
-                if await is_applied(self._view, error, place.head):
+                if await arun(self._view, is_applied(error, place.head)):
                     return
                 asked, failed = True, error
             else:
@@ -127,7 +128,7 @@ class Logs:
                 if asked:
                     raise
                 asked, failed = True, error
-                if not await is_applied(self._view, error, place.head):
+                if not await arun(self._view, is_applied(error, place.head)):
                     continue
             if pages[_STATES_PER_COMMIT:]:
                 await self._view.delete_many(pages[_STATES_PER_COMMIT:], reason="delete")

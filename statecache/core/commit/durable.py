@@ -29,6 +29,7 @@ from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Found, found_in
 from statecache.core.history.values import HistoryValues, VersionAt
 from statecache.errors import (
+    AWAITED,
     ChangeIdReused,
     Forked,
     Lost,
@@ -141,11 +142,7 @@ class Durable:
                     return settled
                 left = end - monotonic()
                 if left <= 0:
-                    raise OutcomeUnknown(
-                        change_id,
-                        keys=tuple(keys),
-                        reason="it is applied in Redis, and not yet known to be in Postgres",
-                    )
+                    raise OutcomeUnknown(change_id, keys=tuple(keys), reason=AWAITED)
                 if not await signal.wait(min(left, _LOOK_S)):
                     await self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
                 elif (passed := self._passed(shard, position)) is not True or ask:

@@ -1,0 +1,20 @@
+"""What became of a commit whose outcome its call did not learn."""
+
+from __future__ import annotations
+
+from statecache import OutcomeUnknown
+from statecache.adapters.plans import Plan, call, level
+from statecache.errors import AWAITED
+
+
+def is_applied(unknown: OutcomeUnknown, name: str) -> Plan[bool]:
+    """Return whether a commit whose answer was lost is applied; raise OutcomeUnknown where nobody knows.
+
+    One that was to be in Postgres, and is not known to be there, is not known to be applied as it was to be.
+    """
+    outcome = yield from call("outcome", unknown.change_id, name)
+    if outcome.verdict not in ("applied", "not applied"):
+        raise unknown
+    if outcome.verdict == "applied" and not outcome.durable and (yield from level()) == "postgres":
+        raise OutcomeUnknown(unknown.change_id, keys=unknown.keys, reason=AWAITED) from unknown
+    return bool(outcome.verdict == "applied")

@@ -1,0 +1,203 @@
+"""What adapters acknowledge is as durable as was asked for: at `postgres` nothing while no worker brings it there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+from pydantic_ai.conversation import Conversation
+
+from statecache import (
+    AsyncNamespace,
+    AsyncStateCache,
+    Durability,
+    DurabilityNotMet,
+    DurabilityRefused,
+    OutcomeUnknown,
+    Settings,
+)
+from statecache.adapters.adk import StateCacheSessionService
+from statecache.adapters.llama_index import StateCacheChatStore
+from statecache.adapters.openai_agents import StateCacheSession
+from statecache.adapters.pydantic_ai import StateCacheConversationStore
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import flush
+from tests.fixtures.servers import MakeSettings
+from tests.support.adk_services import CHANGES, ID, WHOSE, event, loaded, texts
+from tests.support.llama_index_stores import messages
+from tests.support.openai_sessions import items
+from tests.support.pydantic_ai_stores import turn
+
+pytestmark = pytest.mark.counts_seconds
+
+Changes = dict[str, Callable[[], Awaitable[object]]]
+SHORT_S = 0.3
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    """Settings of calls that do not wait for long."""
+    return make_settings(timeout_s=SHORT_S, hydrate_token_s=SHORT_S)
+
+
+def openai(cache: AsyncStateCache, durability: Durability) -> Changes:
+    """Return what changes a session of the OpenAI SDK."""
+    session = StateCacheSession("42", cache, durability=durability)
+    return {"add": lambda: session.add_items(items(2)), "pop": session.pop_item, "clear": session.clear_session}
+
+
+def llama(cache: AsyncStateCache, durability: Durability) -> Changes:
+    """Return what changes a chat of LlamaIndex."""
+    store = StateCacheChatStore(cache, durability=durability)
+    return {
+        "set": lambda: store.aset_messages("42", messages(2)),
+        "add": lambda: store.async_add_message("42", messages(1)[0]),
+        "delete last": lambda: store.adelete_last_message("42"),
+        "delete": lambda: store.adelete_messages("42"),
+    }
+
+
+def pydantic_ai(cache: AsyncStateCache, durability: Durability) -> Changes:
+    """Return what changes a conversation of Pydantic AI."""
+    store = StateCacheConversationStore(cache, durability=durability)
+
+    async def save() -> None:
+        conversation = await store.load("42") or Conversation(conversation_id="42")
+        conversation.messages.extend(turn(len(conversation.messages)))
+        await store.save(conversation)
+
+    return {"save": save, "save more": save, "delete": lambda: store.delete("42")}
+
+
+def adk(cache: AsyncStateCache, durability: Durability) -> Changes:
+    """Return what changes a session of ADK."""
+    service = StateCacheSessionService(cache, durability=durability)
+
+    async def append() -> None:
+        await service.append_event(await loaded(service), event("one"))
+
+    return {
+        "create": lambda: service.create_session(**ID),
+        "append": append,
+        "delete": lambda: service.delete_session(**ID),
+    }
+
+
+@pytest.mark.parametrize("changes", [openai, llama, pydantic_ai, adk], ids=lambda made: made.__name__)
+async def test_nothing_is_acknowledged_that_no_worker_has_brought_into_postgres(
+    changes: Callable[..., Changes], settings: Settings, worker: Worker
+) -> None:
+    async with AsyncStateCache(settings=settings) as cache:
+        for change in changes(cache, "postgres").values():
+            with pytest.raises(OutcomeUnknown, match="not yet known to be in Postgres"):
+                await change()
+            await flush(worker)
+
+
+@pytest.mark.parametrize("changes", [openai, llama, pydantic_ai, adk], ids=lambda made: made.__name__)
+async def test_at_a_lesser_level_all_is_acknowledged(changes: Callable[..., Changes], settings: Settings) -> None:
+    async with AsyncStateCache(settings=settings) as cache:
+        for change in changes(cache, "memory").values():
+            await change()
+
+
+async def test_an_event_that_is_appended_again_is_acknowledged_once_postgres_has_it(
+    settings: Settings, worker: Worker
+) -> None:
+    """It is the session's last event already: that alone does not say how durable it is."""
+    one = event("one", changes={"n": 1})
+    async with AsyncStateCache(settings=settings) as cache:
+        service = StateCacheSessionService(cache)
+        session = await service.create_session(**ID)
+        await flush(worker)
+        durable = StateCacheSessionService(cache, durability="postgres")
+        for _ in range(2):
+            with pytest.raises(OutcomeUnknown):
+                await durable.append_event(session, one)
+        found = await loaded(service)
+        assert (texts(found.events), found.state) == (["one"], {"n": 1})
+
+
+def _lacking(monkeypatch: pytest.MonkeyPatch, *, behind: str, verb: str = "commit") -> None:
+    """Have a verb's change of what begins so be applied, and be acknowledged by no copy."""
+    real = getattr(AsyncNamespace, verb)
+
+    async def carried_out(view: Any, what: Any, *given: Any, **more: Any) -> Any:
+        made = await real(view, what, *given, **more)
+        if more["reason"] == behind:
+            one = made[0] if isinstance(made, list) else made
+            change_id = one.change_id if one is not None else "f" * 24
+            raise DurabilityNotMet(change_id, level="replica", reached=0, wanted=1)
+        return made
+
+    monkeypatch.setattr(AsyncNamespace, verb, carried_out)
+
+
+async def test_an_event_that_too_few_copies_have_counts_as_a_whole(
+    cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = StateCacheSessionService(cache)
+    session = await service.create_session(**ID)
+    one = event("one", changes=CHANGES)
+    with monkeypatch.context() as patched:
+        _lacking(patched, behind="append_event")
+        with pytest.raises(DurabilityNotMet):
+            await service.append_event(session, one)
+    found = await loaded(service)
+    assert (texts(found.events), found.state) == (["one"], CHANGES)
+    await service.append_event(session, one)
+    assert texts((await loaded(service)).events) == ["one"]
+
+
+async def test_a_session_that_too_few_copies_have_is_created_as_a_whole_and_deleted(
+    cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = StateCacheSessionService(cache)
+    with monkeypatch.context() as patched:
+        _lacking(patched, behind="create_session")
+        with pytest.raises(DurabilityNotMet):
+            await service.create_session(**ID, state=CHANGES)
+    assert (await loaded(service)).state == CHANGES
+    with monkeypatch.context() as patched:
+        _lacking(patched, behind="delete_session")
+        with pytest.raises(DurabilityNotMet):
+            await service.delete_session(**ID)
+    assert await service.get_session(**ID) is None
+
+
+async def test_an_event_whose_preparation_too_few_copies_have_is_refused_and_leaves_nothing(
+    cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = StateCacheSessionService(cache)
+    session = await service.create_session(**ID)
+    with monkeypatch.context() as patched:
+        _lacking(patched, behind="prepare", verb="update")
+        with pytest.raises(DurabilityRefused, match="so it did nothing"):
+            await service.append_event(session, event("one", changes=CHANGES))
+        with pytest.raises(DurabilityRefused, match="so it did nothing"):
+            await service.create_session(**WHOSE, session_id="43", state=CHANGES)
+    found = await loaded(service)
+    assert (found.events, found.state) == ([], {})
+    for name in ("adk/orders", "adk/orders:alice"):
+        state = await cache.get(name)
+        assert cast("Any", state).value["prepared"] == {}
+    await service.append_event(session, event("two", changes=CHANGES))
+    assert (await loaded(service)).state == CHANGES
+
+
+async def test_who_reads_what_takes_effect_does_not_wait_until_that_is_durable(
+    settings: Settings, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncStateCache(settings=settings) as cache:
+        service = StateCacheSessionService(cache)
+        session = await service.create_session(**ID)
+        with monkeypatch.context() as patched:
+            patched.setattr("statecache.adapters.adk.sessions.resolve", _nothing)
+            await service.append_event(session, event("one", changes=CHANGES))
+        await flush(worker)
+        assert (await loaded(StateCacheSessionService(cache, durability="postgres"))).state == CHANGES
+
+
+async def _nothing(*_: Any) -> None:
+    """Do nothing, as a process that was killed."""
