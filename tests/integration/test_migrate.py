@@ -337,3 +337,14 @@ async def test_who_could_read_the_changes_may_read_what_later_schemas_keep_of_th
         finally:
             connection.execute(f'DROP OWNED BY "{reader}"'.encode())
             connection.execute(f'DROP ROLE "{reader}"'.encode())
+
+
+def test_no_function_that_catches_errors_may_run_in_a_parallel_plan(settings: Settings) -> None:
+    """Before Postgres 18 such a plan is refused, as soon as there are states enough for one."""
+    found = rows(
+        settings,
+        "SELECT proname, proparallel FROM pg_proc "
+        "WHERE pronamespace = '{schema}'::regnamespace AND prosrc ~ 'EXCEPTION'",
+    )
+    assert ("json_or_null", "u") in found
+    assert {parallel for _, parallel in found} == {"u"}
