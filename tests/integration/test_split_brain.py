@@ -10,12 +10,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import Settings
+from statecache import AsyncStateCache, Forked, Settings
 from statecache.testing.valkey import Valkey
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushed, rows
 from tests.fixtures.servers import MakeSettings, Site, plain_client
-from tests.support.failed_over import QUICK, failed_over, old_and_new, until, working
+from tests.support.failed_over import BOUND_S, QUICK, failed_over, old_and_new, until, working
 
 SHARDS = (0, 1, 2, 3)
 
@@ -176,3 +176,60 @@ async def test_an_old_primary_that_became_a_replica_is_left_alone(
             await until(lambda: log.of("split_brain_over"))
     assert parted.is_all_kept()
     assert not worker.split_brain.told
+
+
+@pytest.mark.counts_seconds
+@pytest.mark.parametrize("how", ["set", "wait_durable"])
+async def test_who_waits_at_an_old_primary_is_told_that_it_forked(
+    parted: Parted, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The copy of the watermark there never moves: only Postgres knows."""
+    monkeypatch.setattr("statecache.core.commit.durable._DOUBT_S", 0.1)
+    idle = make_worker(parted.here)
+    idle.taking = False
+    async with working(idle), AsyncStateCache(settings=parted.here) as cache:
+        written = await cache.set("runs/2", 1)
+        waiting = {
+            "set": lambda: cache.set("runs/1", 1, durability="postgres", timeout=BOUND_S),
+            "wait_durable": lambda: cache.wait_durable(written, timeout=BOUND_S),
+        }
+        with pytest.raises(Forked):
+            await waiting[how]()
+
+
+@pytest.mark.counts_seconds
+@pytest.mark.parametrize("kept", [False, True])
+async def test_who_leaves_an_old_primary_is_told_what_was_lost_with_it(
+    parted: Parted, make_worker: MakeWorker, kept: bool
+) -> None:
+    idle = make_worker(parted.here)
+    idle.taking = False
+    cache = AsyncStateCache(settings=parted.here)
+    written = await cache.set("runs/1", 1)
+    if kept:
+        async with working(idle):
+            await until(lambda: parted.kept() == {written.change_id})
+    left = await cache.close(drain=5.0)
+    assert left is not None
+    assert [(one.change_id, one.kept) for one in left.lost] == [(written.change_id, kept)]
+
+
+async def test_what_is_kept_is_told_now_and_then(
+    parted: Parted, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    """Agents may write there for hours: the alarm that names both servers stays in sight."""
+    monkeypatch.setattr("statecache.core.epoch.rescue._PAGE", 3)
+    monkeypatch.setattr("statecache.core.epoch.beside._PAGES_MAX", 1)
+    now = [0.0]
+    idle = make_worker(parted.here, monotonic=lambda: now[0])
+    idle.taking = False
+    parted.take(*[0] * 40)
+    for _ in range(100):
+        await idle.turn()
+        if parted.is_all_kept():
+            break
+    assert len(log.of("rescued")) == 1
+    assert _told(log) < 40
+    now[0] += 10
+    await idle.turn()
+    assert _told(log) == 40

@@ -7,12 +7,13 @@ the new primary, and when it holds none. It goes on for as long as it reaches th
     look    now and then, on the worker's own connection, what meta and row say of some shards; nothing is locked
     keep    where they do not fit, the gates' own rules decide which shards are another branch, and a piece of what
             these hold is kept, more in the next turn; nothing is opened, and nothing is changed on that server
-    tell    both servers are named when that begins, and whenever something was kept
+    tell    both servers are named when that begins, and what was kept since is told now and then
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -53,6 +54,7 @@ class SplitBrain:
         self._postgres = postgres
         self._monotonic = monotonic
         self._next, self._first = monotonic(), 0
+        self._tells, self._told_of = -inf, 0
 
     @property
     def rescued(self) -> int:
@@ -83,7 +85,7 @@ class SplitBrain:
 
     async def _keep(self, link: Link) -> bool:
         """Keep a piece, and tell of it; where Postgres does not let us, the flush of other shards goes on."""
-        rescued, more = self._gate.rescued, False
+        more = False
         try:
             beside, more = await self._looked(link)
         except (PostgresUnavailable, ForeignData, psycopg.Error) as error:
@@ -95,9 +97,15 @@ class SplitBrain:
             elif before and not self.told:
                 say("split_brain_over")
         finally:
-            if self._gate.rescued > rescued:
-                alarm("rescued", changes=self._gate.rescued - rescued, detail=self.told)
+            self._tell_of_kept()
         return more
+
+    def _tell_of_kept(self) -> None:
+        """Tell what was kept since that was told last, not more often than the worker renews its leases."""
+        if self._gate.rescued > self._told_of and self._monotonic() >= self._tells:
+            self._tells = self._monotonic() + self._settings.lease_renew_s
+            alarm("rescued", changes=self._gate.rescued - self._told_of, detail=self.told)
+            self._told_of = self._gate.rescued
 
     async def _looked(self, link: Link) -> tuple[dict[int, Refusal], bool]:
         session = await self._postgres.session()

@@ -9,7 +9,7 @@ Postgres may have gone back since it was flushed, and Redis does not know of tha
     in change       durable
     in conflict     Forked
     in quarantine   Quarantined
-    of a branch     Forked, but to its own writer the same as nowhere
+    of a branch     Forked; to its own writer the same as nowhere, once it has found the server that goes on
     nowhere, and a later epoch began before its n       the commit was lost with its Redis; it may be applied again
     nowhere, or in part, and the watermark is past it   its entry had left the stream, and it could not be rebuilt
                     whole: it is lost, and never applied again, for what came later may build on it
@@ -60,6 +60,8 @@ NOWHERE = Position(0, 0)
 """Stands for a position that is not known, which no epoch has ended."""
 _BETWEEN = "it was applied at {}, its entry has left the stream, and Postgres has not come that far"
 _LOOK_S = 1.0
+_DOUBT_S = 2.0
+"""After how many seconds a waiter whose watermark does not move asks Postgres; then after twice as many each time."""
 _PAGE = 1000
 
 
@@ -131,6 +133,7 @@ class Durable:
         so. Raises Forked or Quarantined, and OutcomeUnknown(change_id) past `end`, which does not mean that it failed.
         """
         signal = self._redis.io.signal()
+        pause, doubted = _DOUBT_S, monotonic() + _DOUBT_S
         ticket = (position.n, signal)
         self._waiting.setdefault(shard, []).append(ticket)
         try:
@@ -145,6 +148,10 @@ class Durable:
                     raise OutcomeUnknown(change_id, keys=tuple(keys), reason=AWAITED)
                 if not await signal.wait(min(left, _LOOK_S)):
                     await self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
+                    if monotonic() > doubted:
+                        await self._refuse_kept(shard, position, change_id, keys, end)
+                        pause *= 2
+                        doubted = monotonic() + pause
                 elif (passed := self._passed(shard, position)) is not True or ask:
                     await self._redis.io.sleep(min(left, 0.05))
                     if passed is False:  # woken by another epoch's mark than the one that stands now
@@ -179,8 +186,7 @@ class Durable:
             return None
         if _taken_in(rows, change_id, keys):
             return HELD
-        branch = [Position(row.epoch, row.n) for row in rows if row.found == "branch"]
-        if ask and position in branch:
+        if ask and position in _branch(rows):
             raise Forked(keys[0], change_id)
         if any(row.found == "lost" and row.key in keys for row in rows):
             return PASSED
@@ -190,6 +196,15 @@ class Durable:
         if ended is not None:
             return ended
         return PASSED if _is_passed(rows, position) else None
+
+    async def _refuse_kept(
+        self, shard: int, position: Position, change_id: str, keys: Sequence[str], end: float
+    ) -> None:
+        """Raise Forked where the change was kept of an old primary's branch: the watermark's copy there never moves."""
+        with suppress(PostgresUnavailable):
+            rows = await self._ask(shard, change_id, position, min(max(end - monotonic(), 0.01), _LOOK_S))
+            if not _taken_in(rows, change_id, keys) and position in _branch(rows):
+                raise Forked(keys[0], change_id)
 
     async def _look(self, shard: int, seconds: float) -> None:
         """Read the watermark's copy in Redis; where Redis is away, have Postgres asked."""
@@ -283,6 +298,11 @@ class Durable:
                 if len(raw) > 3 and raw[3] == wanted and (found := found_in(entry_id, raw, keys)):
                     return found
             start = b"(" + reply[-1][0]
+
+
+def _branch(rows: Sequence[Recorded]) -> list[Position]:
+    """Return where the change stood in an old primary's branch, as far as that was kept."""
+    return [Position(row.epoch, row.n) for row in rows if row.found == "branch"]
 
 
 def _held(row: Recorded) -> Recorded:
