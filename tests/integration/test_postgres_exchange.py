@@ -6,13 +6,14 @@ import asyncio
 import re
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from psycopg.generators import execute
 
 from statecache import AsyncStateCache, Settings, Unavailable
 from statecache.concurrency.exchanging import rows_of
-from statecache.core.postgres.tier import array_text, spelled_look
+from statecache.core.postgres.tier import SPELLED, spelled
 from statecache.keys import KeySpace
 from statecache.sql import statement
 from statecache_workers.worker import Worker
@@ -66,9 +67,9 @@ async def test_keys_that_are_looked_for_are_quoted_whatever_the_server_takes_a_b
         await cache.set(name, 1)
     await flush(worker)
     psql.execute(f"SET standard_conforming_strings = {conforming}".encode())
-    texts = {"shards": array_text([0]), "keys": array_text([*ODD, "runs/nowhere"]), "statement": "900ms"}
-    names = ("watermarks", "state_keys", "lost_keys")
-    text = spelled_look(psql.pgconn, names, settings.postgres_schema, texts)
+    asked = {"shards": [0], "keys": [*ODD, "runs/nowhere"], "statement": "900ms"}
+    names = ("look_limits", "watermarks", "state_keys", "lost_keys")
+    text = spelled(psql.pgconn, names, settings.postgres_schema, asked)
     psql.pgconn.send_query(text)
     (limits,), (shard, *_), states, lost = rows_of(psql, psql.wait(execute(psql.pgconn)))
     assert (limits[0], limits[-1], shard[0]) == ("900ms", False, 0)
@@ -76,9 +77,31 @@ async def test_keys_that_are_looked_for_are_quoted_whatever_the_server_takes_a_b
     assert lost == []
 
 
-def test_statements_that_look_hold_no_percent_sign_but_in_what_they_are_given(settings: Settings) -> None:
+@pytest.mark.parametrize("conforming", ["on", "off"])
+async def test_what_a_listing_asks_for_is_quoted_whatever_the_server_takes_a_backslash_for(
+    cache: AsyncStateCache, worker: Worker, psql: Psql, settings: Settings, conforming: str
+) -> None:
+    for name in ODD:
+        await cache.set(name, {"of": name, "count": 1})
+    await flush(worker)
+    psql.execute(f"SET standard_conforming_strings = {conforming}".encode())
+    for statement_of_order in sorted(SPELLED - {"watermarks", "state_keys", "lost_keys"}):
+        for name in ODD:
+            where = [msgspec.json.encode({"of": name}).decode(), '{"count": 1}']
+            asked = {
+                "prefix": "runs/", "after": "runs/", "least": name, "before": "runs0", "most": name, "where": where,
+                "without": [name], "values": True, "limit": None if name == ODD[0] else 5, "statement": "900ms",
+            }  # fmt: skip
+            text = spelled(psql.pgconn, ("read_limits", statement_of_order), settings.postgres_schema, asked)
+            psql.pgconn.send_query(text)
+            (limits,), rows = rows_of(psql, psql.wait(execute(psql.pgconn)))
+            assert (limits[0], [row[0] for row in rows]) == ("900ms", [name])
+            assert msgspec.json.decode(rows[0][2]) == {"of": name, "count": 1}
+
+
+def test_statements_that_are_spelled_here_hold_no_percent_sign_but_in_what_they_are_given(settings: Settings) -> None:
     """Nothing undoubles one, as psycopg does."""
-    for name in ("look_limits", "watermarks", "state_keys", "lost_keys"):
+    for name in ("look_limits", "read_limits", *SPELLED):
         assert "%" not in re.sub(r"%\(\w+\)s", "", statement(name, settings.postgres_schema))
 
 

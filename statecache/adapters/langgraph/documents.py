@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
 
 from statecache import UsageError
-from statecache.adapters.langgraph.names import Place
+from statecache.adapters.langgraph.names import Place, place_at
 from statecache.adapters.langgraph.values import Form, Serde, packed_of, split
 from statecache.adapters.segments import spelled_out
 
@@ -39,7 +39,7 @@ WRITING_TASKS_MAX = 8
 
 def place_of(document: Document) -> Place:
     """Return where a checkpoint belongs."""
-    return Place(document["thread_id"], document["checkpoint_ns"])
+    return place_at(document["thread_id"], document["checkpoint_ns"])
 
 
 def is_told(state: State[Any]) -> bool:

@@ -5,6 +5,8 @@ What LangGraph calls a thread, a namespace, a checkpoint, a task or a channel ma
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from statecache.adapters.segments import refuse_nul, segment
 
 THREAD_BYTES_MAX = 120
@@ -87,6 +89,12 @@ class Place:
     def writes_of_task(self, checkpoint_id: str, task_id: str) -> str:
         """Return what the names of a task's pending writes begin with; a number follows."""
         return f"{self.writes_of(checkpoint_id)}{segment(task_id, TASK_BYTES_MAX)}/"
+
+
+@lru_cache(maxsize=64)
+def place_at(thread_id: str, checkpoint_ns: str) -> Place:
+    """Return the place, which is spelled once for all checkpoints of a listing."""
+    return Place(thread_id, checkpoint_ns)
 
 
 def checkpoint_segment(checkpoint_id: str) -> str:

@@ -40,6 +40,8 @@ def packed_values(
     """Return the values of those of the channels that have any, as bytes; `known` are pieces that were read before."""
     forms: dict[str, Form] = {one: form for one, form in document["channel_values"].items() if one in channels}
     large = [*_large(document, forms)]
+    if not large:
+        return {channel: packed_of(form) for channel, form in forms.items()}
     wanted = {piece: copy for one in large for piece, copy in one.pieces.items()}
     pieces = {one: known[one] for one in wanted if one in known} if known else {}
     pieces |= recent.pieces(_without(wanted, pieces))
@@ -63,10 +65,11 @@ def pieces_of(documents: Iterable[Document], recent: Recent) -> Plan[Pieces]:
 
 def _large(document: Document, forms: Mapping[str, Form]) -> Iterator[_Large]:
     """Yield those values of a checkpoint that have states of their own, which may be those of another thread."""
-    place = place_of(document)
+    place: Place | None = None
     for channel, form in forms.items():
         if "versions" not in form:
             continue
+        place = place or place_of(document)
         other = Place(form["thread_id"], place.checkpoint_ns) if "thread_id" in form else None
         yield _Large(channel, form, {
             PieceName((other or place).channel(channel, at), version, form["of"]):

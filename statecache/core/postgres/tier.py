@@ -47,7 +47,9 @@ _MISFITS = (
     pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedColumn, pg.UndefinedFunction, pg.InsufficientPrivilege,
 )  # fmt: skip
 _LOOKING = frozenset(("watermarks", "state_keys", "lost_keys"))
-"""Statements that give no times, read no ranges, and take arrays alone: less has to be set for them, and spelled."""
+"""Statements that give no times and read no ranges: less has to be set for them."""
+SPELLED = _LOOKING | {"list_by_key", "list_by_key_down", "list_newest", "list_oldest"}
+"""Statements that take nothing but texts, numbers, true or false, and arrays of texts or numbers of a known type."""
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 _MIGRATE = "Run `statecache migrate`."
 _GRANT = "Grant this role what it needs."
@@ -57,25 +59,35 @@ _WHOLE_AGAIN = "Restore the backup again, all of it, into an empty database."
 
 def array_text(values: Sequence[str | int]) -> str:
     """Return texts or numbers as Postgres reads an array; psycopg takes longer for a list than for all the rest."""
-    spelled = [str(one).replace("\\", "\\\\").replace('"', '\\"') for one in values]
-    return '{"' + '","'.join(spelled) + '"}' if spelled else "{}"
+    texts = [str(one).replace("\\", "\\\\").replace('"', '\\"') for one in values]
+    return '{"' + '","'.join(texts) + '"}' if texts else "{}"
 
 
 @cache
-def _look_parts(names: tuple[str, ...], schema: str) -> list[str]:
-    """Return the text of statements that look, in parts: every second one is the name of what stands there."""
-    return _PLACEHOLDER.split(";\n".join(statement(name, schema) for name in ("look_limits", *names)))
+def _parts(names: tuple[str, ...], schema: str) -> list[bytes | str]:
+    """Return the text of statements, in parts: every second one is the name of what stands there."""
+    parts = _PLACEHOLDER.split(";\n".join(statement(name, schema) for name in names))
+    return [part if at % 2 else part.encode() for at, part in enumerate(parts)]
 
 
-def spelled_look(pgconn: PGconn, names: tuple[str, ...], schema: str, texts: Mapping[str, str]) -> bytes:
-    """Return statements that look with these texts as literals; psycopg's cursor takes several times as long.
+def spelled(pgconn: PGconn, names: tuple[str, ...], schema: str, parameters: Mapping[str, Any]) -> bytes:
+    """Return statements with these parameters as literals; psycopg's cursor takes several times as long.
 
-    Libpq quotes each as the connection needs it, whatever the server takes a backslash for.
+    Libpq quotes each as the connection needs it, whatever the server takes a backslash for. A list is an array of texts
+    or numbers, of the type that stands beside it.
     """
     quote = Escaping(pgconn).escape_literal
-    literals = {name: quote(text.encode()) for name, text in texts.items()}
-    parts = _look_parts(names, schema)
-    return b"".join([literals[part] if at % 2 else part.encode() for at, part in enumerate(parts)])
+    literals = {name: _literal(value, quote) for name, value in parameters.items()}
+    parts = _parts(names, schema)
+    return b"".join([literals[part] if isinstance(part, str) else part for part in parts])
+
+
+def _literal(value: str | bool | int | Sequence[str | int] | None, quote: Callable[[bytes], Any]) -> bytes:
+    if value is None:
+        return b"NULL"
+    if isinstance(value, int):  # which false and true are
+        return str(value).lower().encode()
+    return bytes(quote((value if isinstance(value, str) else array_text(value)).encode()))
 
 
 class Session:
@@ -293,13 +305,12 @@ class PostgresTier:
         self, connection: Any, names: Sequence[str], parameters: Mapping[str, Any], statement_timeout: str
     ) -> bytes:
         """Return what bounds the statements, and each of them, spelled out."""
-        schema = self._settings.postgres_schema
-        if _LOOKING.issuperset(names):
-            texts = {name: array_text(values) for name, values in parameters.items()}
-            texts["statement"] = statement_timeout
-            return spelled_look(connection.pgconn, tuple(names), schema, texts)
+        schema, asked = self._settings.postgres_schema, {**parameters, "statement": statement_timeout}
+        if SPELLED.issuperset(names):
+            limits = "look_limits" if _LOOKING.issuperset(names) else "read_limits"
+            return spelled(connection.pgconn, (limits, *names), schema, asked)
         text = ";\n".join(statement(name, schema) for name in ("read_limits", *names))
-        return self.io.spelled(connection, text, {**parameters, "statement": statement_timeout})
+        return self.io.spelled(connection, text, asked)
 
     def misfit(self, error: psycopg.Error, hint: str, *, worked: bool) -> PostgresUnavailable | ConfigurationError:
         """Return the error for a statement that the schema, or a right there, does not fit.
