@@ -115,8 +115,8 @@ class Runtime:
             unknown_outcomes=self.unknown_outcomes, in_flight=self.in_flight,
         )  # fmt: skip
         self.committer = Committer(
-            settings, self.keys, self.redis, opener=self.opener, hydrator=self.hydrator, durable=self.durable,
-            support=self.support, tracked=self.tracked, unknown_outcomes=self.unknown_outcomes,
+            settings, self.keys, self.redis, opener=self.opener, hydrator=self.hydrator, near=self.near,
+            durable=self.durable, support=self.support, tracked=self.tracked, unknown_outcomes=self.unknown_outcomes,
             in_flight=self.in_flight, losses=self.losses, policies=self.policies,
         )  # fmt: skip
         self.many_commits = ManyCommits(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from statecache.call_notes import note
@@ -51,7 +52,7 @@ from statecache.errors import (
     RedisUnavailable,
     StateCacheError,
 )
-from statecache.model import COMMIT_BYTES_MAX
+from statecache.model import ABSENT, COMMIT_BYTES_MAX
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.in_flight import InFlight
@@ -67,9 +68,12 @@ if TYPE_CHECKING:
     from statecache.core.redis.tracking import TrackedConnection
     from statecache.keys import KeySpace
     from statecache.model import Position, Write
+    from statecache.near import Near
     from statecache.rules.leases import Locks
     from statecache.settings import Settings
 
+_LOOK_S = 0.25
+"""How long Postgres is waited for at most ahead of the first attempt, in seconds."""
 _ELSEWHERE = "it is applied in a Redis whose epoch has ended, and Postgres has been flushed past it without it"
 
 
@@ -97,6 +101,7 @@ class Committer:
         *,
         opener: Opener,
         hydrator: Hydrator,
+        near: Near,
         durable: Durable,
         support: DurabilitySupport,
         tracked: TrackedConnection,
@@ -118,6 +123,7 @@ class Committer:
         self._opener = opener
         self._policies = policies
         self._hydrator = hydrator
+        self._near = near
         self._unknown_outcomes = unknown_outcomes
         self._losses = losses
 
@@ -244,6 +250,8 @@ class Committer:
         return ended == HELD
 
     async def _apply(self, commit: Commit) -> Committed:
+        if len(commit.writes) > 1 and not commit.repeat:
+            await self._look_first(commit)
         while True:
             seconds = commit.end - monotonic()
             if seconds < SEND_S_MIN:
@@ -312,6 +320,21 @@ class Committer:
             commit.loaded = True
         except StateCacheError as error:
             commit.fail(error)
+
+    async def _look_first(self, commit: Commit) -> None:
+        """Ask Postgres for states that are to be new and of which nothing is known here: Redis would lack them.
+
+        That spares an attempt which could only say so. A commit of one state does without: of many that want to make
+        the same one, all but the first are refused by Redis alone. Whatever hinders it, the attempt is made.
+        """
+        keys = [
+            write.key for write in commit.writes
+            if write.expected == ABSENT and not write.assume_new and not self._near.epoch_of(write.key)
+        ]  # fmt: skip
+        if keys:
+            with suppress(StateCacheError):
+                looked = await self._hydrator.look(keys, end=min(commit.end, monotonic() + _LOOK_S))
+                commit.found_absent(looked.unknown(keys), looked.epoch, looked.flushed)
 
     async def _give_back(self, commit: Commit) -> None:
         """Give back the tokens of an install that the last attempt took along and that was not carried out."""
