@@ -22,6 +22,7 @@ from statecache.errors import (
     UsageError,
     VersionConflict,
 )
+from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush
@@ -156,6 +157,36 @@ async def test_as_many_as_a_commit_takes(client: AsyncStateCache) -> None:
     assert len(await _values(client)) == 256
     with pytest.raises(LimitExceeded):
         await client.commit([Set(f"runs/1/{number:03}", "x" * 100_000) for number in range(256)])
+
+
+async def test_what_many_states_cost_redis_is_a_command_or_two_for_each(
+    client: AsyncStateCache, redis_raw: Any, keys: KeySpace
+) -> None:
+    """Each state is written by one, whether its operation changes or not, and all are noted as dirty by one."""
+    names = [f"runs/1/{number}" for number in range(32)]
+    made = await client.commit([Create(name, 1, assume_new=True) for name in names])
+    kept, gone = made[:16], made[16:]
+    before = _calls(redis_raw)
+    over = [Set(state.key, 2, expected=state) for state in kept if state]
+    states = await client.commit([*over, *(Delete(state.key, expected=state) for state in gone if state)])
+    after = _calls(redis_raw)
+    assert {name: after[name] - before.get(name, 0) for name in ("hset", "zadd", "persist")} == {
+        "hset": 33, "zadd": 1, "persist": 32,
+    }  # fmt: skip
+    assert [state.version for state in states if state] == [2] * 32
+    shard = keys.shard(names[0])
+    dirty = dict(redis_raw.zrange(keys.unflushed(shard), 0, -1, withscores=True))
+    n = states[0].position.n  # type: ignore[union-attr]
+    assert [dirty[name.encode()] for name in names] == [n] * 32
+    fields = [redis_raw.hmget(keys.state(name), "key", "op", "version", "parts") for name in names]
+    parts = f"{states[0].position} 32".encode()  # type: ignore[union-attr]
+    ops = [b"set"] * 16 + [b"delete"] * 16
+    assert fields == [[name.encode(), op, b"2", parts] for name, op in zip(names, ops, strict=True)]
+
+
+def _calls(redis_raw: Any) -> dict[str, int]:
+    """Return how often each command was run."""
+    return {name.removeprefix("cmdstat_"): one["calls"] for name, one in redis_raw.info("commandstats").items()}
 
 
 async def test_a_view_and_a_lease_have_names_and_types_of_their_own(

@@ -307,8 +307,7 @@ end
 
 local n, entries, bytes = format('%d', head[3] + 1), format('%d', head[4] + 1), format('%d', head[5] + size)
 local position = epoch .. '-' .. n
-local added
-local written = 0 -- where it is left at 0, one
+local added, written = nil, 0 -- where it is left at 0, one
 if count == 1 and actor == '' and reason == '' and ARGV[first + OP] ~= 'check' and not tokens then
   -- The same entry as below, spelled out: most commits are of one state and without what is optional.
   local state = states[1]
@@ -354,35 +353,37 @@ if type(added) == 'table' and added.err then
   return foreign and { nonce, 'FOREIGN', changes, added.err } or added
 end
 
--- How many states the commit wrote, told by each: should its entry be lost, it is known whether all are found.
-local parts = written > 1 and position .. ' ' .. written
+-- Of several states each tells how many the commit wrote: should its entry be lost, it is known whether all are found.
+-- A command costs more than what it writes, so each of them is written by one, and all are noted by one as dirty.
+local parts, dirtied = written > 1 and position .. ' ' .. written, written > 1 and { 'ZADD', unflushed }
 local answer = nonce .. ' OK ' .. position .. ' ' .. updated_at
 for i = 1, count do
   local at, state = first + (i - 1) * width, states[i]
   if ARGV[at + OP] ~= 'check' then
-    local recent = state[4]
-    recent = recent == '' and mine .. position
-      or mine .. position .. ' ' .. (string.match(recent, '^%S+ %S+ %S+ %S+ %S+') or recent)
-    local redis_key = KEYS[4 + i]
-    if state[3] ~= ARGV[at + OP] then call('HSET', redis_key, 'key', ARGV[at], 'op', ARGV[at + OP]) end
+    local redis_key, before = KEYS[4 + i], string.match(state[4], '^%S+ %S+ %S+ %S+ %S+') or state[4]
+    local recent = mine .. position .. (before ~= '' and ' ' .. before or '')
     if parts then
-      call('HSET', redis_key, 'value', ARGV[at + VALUE], 'version', state.version, 'epoch', epoch, 'change_id', change_id,
-        'parent_change_id', state[2], 'position', position, 'encoding', ARGV[at + ENCODING], 'schema', ARGV[at + SCHEMA],
-        'updated_at', updated_at, 'writer', writer, 'recent', recent, 'parts', parts)
+      call('HSET', redis_key, 'key', ARGV[at], 'op', ARGV[at + OP], 'value', ARGV[at + VALUE], 'version', state.version,
+        'epoch', epoch, 'change_id', change_id, 'parent_change_id', state[2], 'position', position, 'encoding',
+        ARGV[at + ENCODING], 'schema', ARGV[at + SCHEMA], 'updated_at', updated_at, 'writer', writer, 'recent', recent,
+        'parts', parts)
+      dirtied[#dirtied + 1], dirtied[#dirtied + 2] = n, ARGV[at]
     else
+      if state[3] ~= ARGV[at + OP] then call('HSET', redis_key, 'key', ARGV[at], 'op', ARGV[at + OP]) end
       call('HSET', redis_key, 'value', ARGV[at + VALUE], 'version', state.version, 'epoch', epoch, 'change_id', change_id,
         'parent_change_id', state[2], 'position', position, 'encoding', ARGV[at + ENCODING], 'schema', ARGV[at + SCHEMA],
         'updated_at', updated_at, 'writer', writer, 'recent', recent)
+      call('ZADD', unflushed, n, ARGV[at])
     end
     if (state[6] or '') ~= ARGV[at + TTL] then call('HSET', redis_key, 'ttl', ARGV[at + TTL]) end
     if state.asked then call('HSET', redis_key, 'asked', state.asked) end
     call('PERSIST', redis_key)
-    call('ZADD', unflushed, n, ARGV[at])
     if hydrations > 1 then call('HDEL', hydrating, ARGV[at]) end
     answer = answer .. ' ' .. state.version .. ' ' .. state[2]
     if modifiers then modifiers[#modifiers + 1], modifiers[#modifiers + 2] = state.version, state[2] end
   end
 end
+if dirtied then call(unpack(dirtied)) end
 call('HSET', meta, 'n', n, 'entries', entries, 'bytes', bytes)
 if head[9] and head[9] ~= '' and now[1] * 1000 > tonumber(string.match(head[9], '^%d+') or '0') then call('HSET', meta, 'refused', '') end
 if others_until and others_until ~= '' then -- it is swept away as a token is
