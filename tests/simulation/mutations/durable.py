@@ -93,8 +93,8 @@ DURABLE = {
     "untold parts": Mutant(
         "a commit of several states does not leave with them how many it wrote",
         "statecache/lua/commit/commit.lua",
-        "local parts = written > 1 and position .. ' ' .. written\n",
-        "local parts = nil\n",
+        "local parts, dirtied = written > 1 and position .. ' ' .. written, written > 1 and",
+        "local parts, dirtied = nil, nil and",
         by="scenarios lost_in_part",
     ),
     "half held": Mutant(
