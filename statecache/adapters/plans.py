@@ -48,6 +48,8 @@ Asked = Call | Together | Level
 Plan = Generator[Asked, Any, T]
 Listing = Generator[Asked | Found, Any, None]
 _YIELDING = ("history", "list")
+_TELLING = ("commit", "create", "set", "update")
+"""Verbs that write and take a reason."""
 _TOGETHER_MAX = 4
 """How many of the plans that have nothing to do with one another are carried out at once."""
 
@@ -93,6 +95,25 @@ async def arun(view: AsyncNamespace[Any], plan: Plan[T]) -> T:
         while True:
             try:
                 answer = await _aanswer(view, asked)
+            except (StateCacheError, Declined) as error:
+                asked = plan.throw(error)
+            else:
+                asked = plan.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def for_reason(plan: Plan[T], reason: str) -> Plan[T]:
+    """Carry out a plan whose changes say that reason, where they say none."""
+    try:
+        asked = next(plan)
+        while True:
+            if isinstance(asked, Call) and asked.verb in _TELLING:
+                asked = asked._replace(options={"reason": reason} | asked.options)
+            elif isinstance(asked, Together):
+                asked = Together([for_reason(one, reason) for one in asked.plans])
+            try:
+                answer = yield asked
             except (StateCacheError, Declined) as error:
                 asked = plan.throw(error)
             else:

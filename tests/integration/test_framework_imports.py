@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import fakeredis
 import pytest
@@ -17,7 +17,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.redis import RedisSaver
 from langgraph.checkpoint.redis.key_registry import SyncCheckpointKeyRegistry
-from langgraph.types import Command
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command, interrupt
 
 from statecache import Settings
 from statecache.adapters.langgraph import StateCacheSaver, importing
@@ -130,6 +131,41 @@ def test_writes_that_came_after_an_import_are_taken_in_by_the_next(
         theirs.put_writes(at.config, [("messages", ["later"])], "a-task")
         assert cli(*arguments).json["written"] == 1
         assert _told(ours, "t") == _told(theirs, "t")
+
+
+class Answers(TypedDict):
+    answers: list[str]
+
+
+def _asking() -> StateGraph[Any]:
+    """Return a graph whose node asks three questions, one after the other."""
+    graph = StateGraph(Answers)
+    graph.add_node("ask", lambda _: {"answers": [interrupt(what) for what in ("name?", "amount?", "pay it, really?")]})
+    graph.add_edge(START, "ask")
+    return graph
+
+
+@pytest.mark.parametrize("gone_on_with", [False, True])
+def test_a_question_that_was_asked_since_an_import_is_the_one_that_is_answered(
+    cli: CommandLine, settings: Settings, vendors: str, gone_on_with: bool
+) -> None:
+    """The answers replace one another, so there are as many pending writes; what was answered here stays."""
+    arguments = ("import", "langgraph-postgres", vendors, "--json")
+    with PostgresSaver.from_conn_string(vendors) as theirs, StateCacheSaver(settings) as ours:
+        theirs.setup()
+        old, new = (_asking().compile(checkpointer=saver) for saver in (theirs, ours))
+        old.invoke({}, config("t"))
+        assert cli(*arguments).status == 0
+        for name in ("Ada", "Bo"):
+            old.invoke(Command(resume=name), config("t"))
+            if gone_on_with and name == "Ada":
+                new.invoke(Command(resume="here"), config("t"))
+            assert cli(*arguments).status == (1 if gone_on_with else 0)
+        assert cli(*arguments).json["written"] == 0
+        asked = [one.value for one in new.get_state(config("t")).interrupts]
+        assert asked == (["amount?"] if gone_on_with else ["pay it, really?"])
+        answers = [new.invoke(Command(resume=one), config("t")) for one in ("12", "yes")[not gone_on_with :]][-1]
+        assert answers["answers"] == (["here", "12", "yes"] if gone_on_with else ["Ada", "Bo", "yes"])
 
 
 def test_threads_that_were_deleted_or_thinned_out_here_stay_so_and_are_named(

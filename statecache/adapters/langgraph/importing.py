@@ -2,32 +2,39 @@
 
 Every checkpoint is read as the other checkpointer gives it and put under its own id, a thread's oldest first, with its
 parent, its metadata and its pending writes. What is there already is passed over, so an import that was cut off, or is
-made again later, puts what is missing; the latest checkpoint of a thread never becomes an earlier one. What was deleted
-here stays deleted: its thread is named. A thread that cannot be taken in is named too, and those after it are taken in.
+made again later, puts what is missing; the latest checkpoint of a thread never becomes an earlier one. Pending writes
+that were replaced there since, as by the next question of a node that asks several, are replaced here, unless the run
+was gone on with here. What was deleted here stays deleted. A thread of which something is left alone is named, and one
+that cannot be taken in, and those after it are taken in.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 import psycopg
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, get_checkpoint_id
 
 from statecache import ConfigurationError, PostgresUnavailable, UsageError
-from statecache.adapters.imported import REFUSED, why
+from statecache.adapters.imported import IMPORT, REFUSED, why
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.saver import StateCacheSaver
-from statecache.adapters.plans import call
+from statecache.adapters.plans import Plan, call, for_reason
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
 
     from statecache import State
+    from statecache.adapters.clients import Clients
+    from statecache.adapters.langgraph.values import Serde
 
+T = TypeVar("T")
 _NEXT = """
 SELECT thread_id, checkpoint_ns, checkpoint_id FROM checkpoints
 WHERE (thread_id, checkpoint_ns, checkpoint_id) > (%s, %s, %s) ORDER BY 1, 2, 3 LIMIT 1000
@@ -59,7 +66,8 @@ def import_checkpoints(
 
     `progress` is told how many it has gone through. One that is gone meanwhile is passed over.
     """
-    done = ImportedThreads()
+    done, serde, importing = ImportedThreads(), target.serde, copy(target)
+    importing._clients = _Importing(target._clients)  # type: ignore[assignment]
     for thread_id, thread in groupby(configs, key=lambda one: one["configurable"]["thread_id"]):
         done.threads += 1
         gone = _Gone(target)
@@ -69,18 +77,29 @@ def import_checkpoints(
                 if found is None:
                     continue
                 there = target.get_tuple(found.config)
-                if there is not None and _writes(there) >= _writes(found):
+                if there is not None and not _written(found, serde) - _written(there, serde):
                     done.same += 1
-                elif there is None and gone.names(found.config):
+                elif gone.names(found.config) if there is None else not _is_as_imported(target, found.config):
                     done.kept += [] if thread_id in done.kept[-1:] else [thread_id]
                 else:
                     if not dry_run:
-                        _put(found, source, target, is_there=there is not None)
+                        _put(found, source, importing, is_there=there is not None)
                     done.written += 1
                 progress(done.same + done.written)
         except REFUSED as error:
             done.failed[thread_id] = why(error)
     return done
+
+
+class _Importing:
+    """Carries out plans whose changes say that an import has made them."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+
+    def run(self, plan: Plan[T]) -> T:
+        """Carry out a plan for a caller who waits."""
+        return self._clients.run(for_reason(plan, IMPORT))
 
 
 class _Gone:
@@ -168,5 +187,18 @@ def _put(found: CheckpointTuple, source: Source, target: StateCacheSaver, *, is_
         target.put_writes(found.config, written, task_id)
 
 
-def _writes(one: CheckpointTuple) -> int:
-    return len(one.pending_writes or ())
+def _written(one: CheckpointTuple, serde: Serde) -> Counter[tuple[str, str, str, bytes]]:
+    """Return what tasks have written at a checkpoint, as bytes, which compare whatever it is."""
+    return Counter(
+        (task_id, channel, *serde.dumps_typed(value)) for task_id, channel, value in one.pending_writes or ()
+    )
+
+
+def _is_as_imported(target: StateCacheSaver, config: RunnableConfig) -> bool:
+    """Return whether an import has written last at a checkpoint: nobody has gone on from it here."""
+    place = Place(config["configurable"]["thread_id"], config["configurable"]["checkpoint_ns"])
+    checkpoint_id, run = config["configurable"]["checkpoint_id"], target._clients.run
+    states = run(call("list", place.writes_of(checkpoint_id), values=False))
+    names = [place.checkpoint(checkpoint_id), *(state.key.partition("/")[2] for state in states)]
+    newest = [run(call("history", name, limit=1, reverse=True)) for name in names]
+    return all(change.reason == IMPORT for changes in newest for change in changes)
