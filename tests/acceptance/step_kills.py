@@ -56,7 +56,7 @@ WAYS = ("plain", "check", "idempotent")
 AT_ONCE = 8
 RACERS = 3
 CLAIM_S = 0.5
-LIVELY_CLAIM_S = 1.0
+LIVELY_CLAIM_S = 1.5
 """Who lives must be seen to live on a machine that is busy, too."""
 LASTS_S, AWAY_S = 4 * LIVELY_CLAIM_S, 2 * LIVELY_CLAIM_S
 """How long a function takes that takes long, and for how long a server or an agent is stopped meanwhile."""

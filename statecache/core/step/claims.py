@@ -194,9 +194,11 @@ class Claims:
     async def _renewed(self, due: Sequence[Holding], link: Link | None) -> Link | None:
         """Renew claims in one pipeline, or take them again; return the connection if it can be used again.
 
-        Claims that could not be renewed are tried again soon.
+        Claims that could not be renewed are tried again soon, with a new connection: that has twice as long, for a
+        machine that is busy takes its time.
         """
-        seconds, started = max(self._ttl / 6, _ATTEMPT_S_MIN), boottime()
+        share = 3 if link is None else 6
+        seconds, started = max(self._ttl / share, _ATTEMPT_S_MIN), boottime()
         for one in due:
             one.unanswered(started + seconds)
         try:

@@ -86,6 +86,12 @@ HOT = {
         "    call('PERSIST', redis_key)\n",
         "",
     ),
+    "dirty together": Mutant(
+        "the states of a commit of several are not noted as dirty",
+        "statecache/lua/commit/commit.lua",
+        "if dirtied then call(unpack(dirtied)) end\n",
+        "",
+    ),
     "hydration token": Mutant(
         "a reader installs what it has read whatever happened meanwhile",
         "statecache/lua/read/hydrate_install.lua",
