@@ -87,13 +87,22 @@ def masked(url: str) -> str:
 
 def _check_url(url: str) -> str:
     """Return the URL, or raise ValueError where libraries might split it otherwise than was meant."""
-    authority, _, path = re.match(r"([^/?#]*)(/?)([^?]*)", url.partition("://")[2]).groups()  # type: ignore[union-attr]
+    rest = url.partition("://")[2]
+    authority, _, path = re.match(r"([^/?#]*)(/?)([^?]*)", rest).groups()  # type: ignore[union-attr]
     user, _, hosts = authority.rpartition("@")
     ports = [re.fullmatch(r"(?:\[[^]]*\]|[^:\[\]]*)(?::(\d*))?", host) for host in hosts.split(",")]
     torn = "@" in user or (authority and "@" in path) or re.search(r"%(?![0-9A-Fa-f]{2})", user)
+    if not torn and not all(ports) and "@" not in rest[len(authority) :] and _ports_are_words(hosts):
+        # It is not shown: it may be a password that no host follows.
+        raise ValueError("cannot be taken apart: the port is not a number")
     if torn or not all(ports):
         raise ValueError("cannot be taken apart: percent-encode what is not a letter or digit in user and password")
     return url
+
+
+def _ports_are_words(hosts: str) -> bool:
+    """Return whether every host stands as it should, but for what follows its colon."""
+    return all(re.fullmatch(r"(?:\[[^]]*\]|[^:\[\]]*)(?::[^:\[\]]*)?", host) for host in hosts.split(","))
 
 
 class Settings(BaseSettings):

@@ -51,6 +51,11 @@ def test_the_example_names_every_setting_with_its_default() -> None:
     assert assignments(EXAMPLE) == {}
 
 
+def test_the_example_names_no_setting_twice() -> None:
+    named = re.findall(r"(?m)^#(STATECACHE_\w+)=", EXAMPLE)
+    assert sorted(named) == sorted(set(named))
+
+
 def test_the_example_says_something_about_every_setting() -> None:
     for block in EXAMPLE.split("\n\n")[1:]:
         assert re.match(r"# \w.*", block), block

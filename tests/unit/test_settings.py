@@ -263,6 +263,29 @@ def test_a_password_that_was_not_encoded_shows_nowhere(form: str, odd: str) -> N
     assert refused is None or ("percent-encode" in refused.reason and refused.__cause__ is None)
 
 
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("redis_url", f"redis://localhost:{SECRET}/0"),
+        ("redis_url", f"redis://user:word@localhost:{SECRET}"),
+        ("postgres_url", f"postgresql://user:word@[::1]:{SECRET}/db?sslmode=require"),
+        ("postgres_url", f"postgresql://one:5432,two:{SECRET}/db"),
+    ],
+)
+def test_a_port_that_is_no_number_is_named_as_that_and_not_shown(name: str, url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings(**{name: url})
+    assert "the port is not a number" in caught.value.reason
+    assert "percent-encode" not in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["redis://::1:6379/0", "redis://user:a/b@localhost/0", "redis://:a?b:c@localhost:x/0"])
+def test_a_url_that_is_torn_elsewhere_is_told_to_encode(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="percent-encode"):
+        Settings(redis_url=url)
+
+
 def test_what_is_shown_of_settings_and_clients_holds_no_secret(caplog: pytest.LogCaptureFixture) -> None:
     settings = Settings(redis_url=URLS[0][0], postgres_url=URLS[6][0])
     shown = [repr(settings), str(settings), f"{settings}", pprint.pformat(settings)]
