@@ -316,8 +316,8 @@ class LeaseLost(StateCacheError):
     token: str
     reason: str
 
-    def __init__(self, key: str, *, token: str, reason: str) -> None:
-        super().__init__(key=key, token=token, reason=reason)
+    def __init__(self, key: str, *, token: str, reason: str, hint: str = "") -> None:
+        super().__init__(key=key, token=token, reason=reason, hint=hint or type(self).hint)
 
 
 class StaleToken(StateCacheError):

@@ -70,8 +70,9 @@ class AsyncFeeds(VerbGroup[D], Generic[D]):
 
         With a type, the records of steps and checkpoints are left out. `timeout` bounds each exchange with a server, in
         seconds. Raises CursorEnded where changes cannot be read on from the cursor, LeaseLost where another process has
-        the consumer's name, CodecError for a value that is not of the type, and HistoryDamaged for a change that does
-        not fit its hash, or its value its digest; asked again, it goes on behind that one.
+        the consumer's name or Postgres was restored to before it was had here, CodecError for a value that is not of
+        the type, and HistoryDamaged for a change that does not fit its hash, or its value its digest; asked again, it
+        goes on behind that one.
         """
         self._view.end_of(timeout)
         feed = Feed(self._runtime, self._view.full(prefix), since, follow=follow)

@@ -179,6 +179,32 @@ async def test_who_lost_its_name_gives_no_more(
         await second.close()
 
 
+@pytest.mark.parametrize("had_it", ["another reader", "nobody"])
+async def test_a_name_that_a_restored_postgres_has_gone_back_with_is_told_so_and_goes_on_from_there(
+    cache: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch, had_it: str
+) -> None:
+    """Nobody else reads: what came since the copy comes again."""
+    monkeypatch.setattr(consumers, "STORE_S", 0.0)
+    await _write(cache, worker, 1)
+    if had_it == "another reader":
+        assert [change.value async for change in cache.changes("runs/", consumer="indexer", follow=False)] == [1]
+    psql.execute("CREATE TEMPORARY TABLE older AS SELECT * FROM consumer")
+    await _write(cache, worker, 2, 3)
+    expected = [2, 3] if had_it == "another reader" else [1, 2, 3]
+
+    feed = cache.changes("runs/", consumer="indexer")
+    assert [(await anext(feed)).value for _ in expected] == expected
+    psql.execute("DELETE FROM consumer")
+    psql.execute("INSERT INTO consumer SELECT * FROM older")
+    with pytest.raises(LeaseLost) as lost:
+        await anext(feed)
+    assert "another process reads for it now, or Postgres was restored" in str(lost.value)
+    assert "lock" not in str(lost.value)
+    assert "Ask for its feed again" in lost.value.hint
+    async with cache.changes("runs/", consumer="indexer", follow=False) as again:
+        assert [change.value async for change in again] == expected
+
+
 async def test_a_lease_is_renewed_while_a_change_is_handled(
     cache: AsyncStateCache, sync_cache: StateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,8 @@ A name is held by a lease in its row, renewed while the feed is there, also thro
 Whoever comes second waits until the lease ends or is given back, and goes on where the row says. Where the reader
 stands is stored with the next change after those that were handled, at most once a second, and at the end: a process
 that dies leaves what it had handled since to be given again. A holder whose lease was taken cannot store any more, and
-gives no more: by its own clock it trusts the lease only until its end, and asks first then.
+gives no more: by its own clock it trusts the lease only until its end, and asks first then. So it is where Postgres was
+restored, and the row names who read before: what was given since the row was copied is given again.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ class Consumer:
         self.store_at = 0.0
 
     def lost(self) -> LeaseLost:
-        """Return the error for a name that somebody else has."""
-        return LeaseLost(f"consumer {self.name}", token=self.holder, reason="another process reads for it now")
+        """Return the error for a name that its row gives to somebody else, or to nobody; it does not tell why."""
+        reason = "another process reads for it now, or Postgres was restored to a moment before this one read for it"
+        hint = "Ask for its feed again: it goes on where Postgres says that its reader stood; changes may come again."
+        return LeaseLost(f"consumer {self.name}", token=self.holder, reason=reason, hint=hint)
 
 
 class Consumers:
@@ -98,7 +101,7 @@ class Consumers:
     async def keep(
         self, consumer: Consumer, stands_at: str | None, *, seconds: float, lease: float | None = None
     ) -> None:
-        """Renew the lease, and store where the reader stands; raise LeaseLost where somebody else has the name."""
+        """Renew the lease, and store where the reader stands; raise LeaseLost where its row names another one."""
         asked, lease = boottime(), LEASE_S if lease is None else lease
         given = {"name": consumer.name, "holder": consumer.holder, "lease": timedelta(seconds=lease)}
         rows = await self._postgres.fetch("keep_consumer", given | {"stands_at": stands_at}, seconds=seconds)
