@@ -14,12 +14,14 @@ import pytest
 
 from statecache import AsyncStateCache, ConfigurationError, PostgresUnavailable, Settings, Unavailable
 from statecache.core.postgres.migrate import migrate
+from statecache.core.postgres.vector_indexes import create
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush, flush_through, flushing, rows
 from tests.fixtures.servers import MakeSettings, Site, plain_client
 from tests.support.command_line import CommandLine
 from tests.support.polling import pause
+from tests.support.vectors import DIMS, found, near, need_pgvector, table
 
 KEY = "runs/réunion/Ωmega"
 DEFAULTS = {
@@ -35,6 +37,7 @@ DEFAULTS = {
     "quote_all_identifiers": "on",
     "row_security": "off",
     "search_path": "nowhere",
+    "session_replication_role": "replica",
     "standard_conforming_strings": "off",
     "synchronous_commit": "off",
     "TimeZone": "Asia/Kathmandu",
@@ -111,6 +114,37 @@ async def test_defaults_of_a_role_or_a_database_change_nothing(
         value = DEFAULTS[name]
         site.postgres.execute(f"ALTER {of} {odd} SET {name} = '{value}'".encode())
         await _round(make_settings(migrated=False, postgres_url=url))
+
+
+@pytest.mark.parametrize("of", ["ROLE", "DATABASE"])
+async def test_vectors_are_indexed_where_triggers_are_those_of_a_replica_by_default(
+    make_settings: MakeSettings, site: Site, of: str
+) -> None:
+    """Ordinary triggers do not fire there, and an index that nobody tells what changes would be searched."""
+    with _database(site) as (odd, url):
+        site.postgres.execute(f"ALTER {of} {odd} SET session_replication_role = 'replica'".encode())
+        settings = make_settings(migrated=False, postgres_url=url)
+        await migrate(settings)
+        async with _world(settings) as (worker, cache, _, psql):
+            need_pgvector(psql)
+            await create(settings, "notes", member="vectors", dims=DIMS)
+            await _take_in(psql)
+            await cache.set_many({"notes/a": {"vectors": near(0.1)}, "notes/b": {"vectors": near(0.2)}})
+            await flush(worker)
+            assert await found(cache) == ["notes/b", "notes/a"]
+            await _take_in(psql, "notes/a", "notes/b")
+            await cache.delete("notes/a")
+            await flush(worker)
+            assert await found(cache) == ["notes/b"]
+            await _take_in(psql, "notes/b")
+
+
+async def _take_in(psql: Psql, *keys: str) -> None:
+    """Have these indexed and no others, here or by the worker that has begun to."""
+    async with asyncio.timeout(20):
+        while [key for key, _ in table(psql)] != [*keys] or rows(psql, "SELECT FROM vector_pending") != []:
+            psql.execute("SELECT index_vectors(1000)")
+            await pause()
 
 
 async def test_a_role_that_reads_only_by_default_is_taken_at_its_word_and_says_so(

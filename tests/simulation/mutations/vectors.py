@@ -56,7 +56,7 @@ VECTORS = {
     ),
     "vectors beside": Mutant(
         "who drops an index of vectors takes the triggers of one that was made since",
-        "statecache/sql/migrations/0014_vectors_watched.sql",
+        "statecache/sql/migrations/0017_vectors_always.sql",
         "       OR NOT p_watched AND (NOT v_there OR EXISTS (\n"
         "           SELECT FROM {schema}.vector_index i WHERE i.namespace = p_namespace)) THEN\n",
         "       OR NOT p_watched AND NOT v_there THEN\n",
