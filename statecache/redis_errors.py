@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
@@ -14,8 +15,14 @@ AGAIN = ("LOADING", "BUSY", "MASTERDOWN", "READONLY", "MISCONF", "NOREPLICAS", "
 """The first words of error replies that say that nothing was done, and that a later try may succeed."""
 DEMOTED = ("READONLY", "MASTERDOWN")
 """The first words of error replies of a server that is not a primary any more."""
+CLUSTER = ("MOVED", "ASK", "CROSSSLOT", "CLUSTERDOWN")
+"""The first words of error replies that only a node of a Redis Cluster gives."""
 FINAL = ("authentication", "tls")
 """The reasons for refusing a connection that no repetition changes."""
+CLUSTER_NODE = "this is a node of a Redis Cluster, which is not supported"
+SENTINEL = "this is a Redis Sentinel, which holds no data and is not asked where the primary is"
+NO_CLUSTER = "Use one primary, with replicas, and name the primary itself in redis_url."
+NO_SENTINEL = "Name the primary that it watches in redis_url, by an address that follows it: a proxy's, or a DNS name."
 _RIGHTS = ("NOPERM", "ACL failure", "can't run this command", "can't access at least one of the keys")
 
 
@@ -37,9 +44,32 @@ def no_primary(settings: Settings, detail: str) -> RedisUnavailable:
     return RedisUnavailable("role", detail=f"{masked(settings.redis_url)}: {detail}", hint=hint)
 
 
+def of_cluster(answer: str = "") -> ConfigurationError:
+    """Return the error for a node of a Redis Cluster, which may have given that answer."""
+    return ConfigurationError(f"{CLUSTER_NODE}{answer and f', and answers: {answer}'}", hint=NO_CLUSTER)
+
+
+def of_sentinel() -> ConfigurationError:
+    """Return the error for a Redis Sentinel."""
+    return ConfigurationError(SENTINEL, hint=NO_SENTINEL)
+
+
+def is_sentinel(info: object) -> bool:
+    """Return whether a server's reply to INFO is that of a Redis Sentinel."""
+    return isinstance(info, bytes) and re.search(rb"(?:redis|server)_mode:sentinel", info) is not None
+
+
+def answer_of(error: Exception) -> str:
+    """Return an error reply in full, with its first word."""
+    code = code_of(error)
+    return f"{code} {str(error).removeprefix(code).strip()}"
+
+
 def refusal(error: Exception, redis_key: str) -> StateCacheError:
     """Return the error for an error reply about that Redis key."""
     text, code = str(error), code_of(error)
+    if code in CLUSTER and code not in AGAIN:
+        return of_cluster(answer_of(error))
     if code in ("NOPERM", "WRONGTYPE") or any(words in text for words in _RIGHTS):
         return found_at(redis_key, f"{code} {text.removeprefix(code).strip()}")
     if code == "OOM":

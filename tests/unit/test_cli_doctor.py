@@ -15,6 +15,7 @@ from statecache.cli.doctor.postgres_rights import AGENT_READS, FUNCTIONS, WORKER
 from statecache.cli.doctor.redis import RedisFacts
 from statecache.cli.status.replicas import replicas_min_of, too_few_replicas
 from statecache.keys import GROUP_RULE, HASH
+from statecache.redis_errors import CLUSTER_NODE, SENTINEL
 from statecache.settings import Settings
 from statecache.sql import CODE, migrations
 
@@ -70,7 +71,8 @@ def test_servers_in_order_give_no_finding_at_all() -> None:
          "client-output-buffer-limit for replicas is 33554432 bytes", "warning"),
         ({"info": {"connected_slaves": "2", "min_slaves_good_slaves": "1"}, "config": {"min-replicas-to-write": "2"}},
          "too few replicas: 1 replicas keep up with it, and min-replicas-to-write asks for 2", "error"),
-        ({"info": {"cluster_enabled": "1"}}, "this is a Redis Cluster node", "warning"),
+        ({"kind": "cluster", "agent_refused": ["INFO"]}, CLUSTER_NODE, "error"),
+        ({"kind": "sentinel", "info": {}, "pin": [], "handshake_refused": ["EVAL"]}, SENTINEL, "error"),
         ({"info": {"aof_last_write_status": "err"}}, "the append-only file could not be written", "error"),
         ({"info": {"rdb_last_bgsave_status": "err"}}, "the last snapshot failed", "warning"),
         ({"lacking": ["sharded pub/sub"]}, "Redis 7.4.0 lacks sharded pub/sub", "error"),

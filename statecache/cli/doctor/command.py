@@ -12,7 +12,7 @@ import typer
 
 from statecache.cli.doctor.findings import Finding, LevelSeen, error, warning
 from statecache.cli.error_text import origin_told, text_of
-from statecache.cli.exits import FINDING, OK, refuses_user, status_of
+from statecache.cli.exits import CONFIGURATION, FINDING, OK, refuses_user, status_of
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import counted, print_json, print_labelled, print_table
 from statecache.clock import monotonic
@@ -87,6 +87,7 @@ async def _examine(settings: Settings, *, worker: bool) -> tuple[Diagnosis, int]
     redis_facts = None if isinstance(redis, BaseException) else redis
     postgres_facts = None if isinstance(postgres, BaseException) else postgres
     if redis_facts is not None:
+        status = max(status, CONFIGURATION if redis_facts.kind else OK)
         found += doctor_redis.findings(redis_facts, settings, worker=worker)
     if postgres_facts is not None:
         found += doctor_postgres.findings(postgres_facts, settings, worker=worker)
@@ -161,6 +162,8 @@ def _closed(redis: RedisFacts, postgres: PostgresFacts | None, settings: Setting
     servers = sorted({row.replid for row in postgres.rows if row.shard in refused}) if postgres is not None else []
     named = " ".join(f"--from {replid}" for replid in servers if replid)
     adopt = f"name the deployment's Redis in STATECACHE_REDIS_URL; if this one is: statecache epoch adopt all {named}"
+    if redis.kind:
+        return []
     if not redis.pin and redis.info:
         return [error("redis", f"no data set under the prefix {settings.prefix!r} has been opened here",
                       "every commit is refused until it is adopted, if this is the right Redis",
@@ -173,9 +176,7 @@ def _closed(redis: RedisFacts, postgres: PostgresFacts | None, settings: Setting
 
 
 async def _levels(settings: Settings, redis: RedisFacts | None, postgres: PostgresFacts | None) -> list[LevelSeen]:
-    refused = (
-        await _refusals(settings) if redis is not None else dict.fromkeys(DURABILITIES, "Redis could not be asked")
-    )
+    refused = await _refusals(settings, redis)
     if redis is not None and not refused["memory"] and _all_closed(redis, postgres, settings):
         refused = dict.fromkeys(DURABILITIES, "no shard is open here: every commit is refused")
     if not refused["postgres"]:
@@ -192,8 +193,11 @@ def _all_closed(redis: RedisFacts, postgres: PostgresFacts | None, settings: Set
     return bool(redis.looks) and all(look.epoch is None or shard in refused for shard, look in redis.looks.items())
 
 
-async def _refusals(settings: Settings) -> dict[str, str]:
+async def _refusals(settings: Settings, redis: RedisFacts | None) -> dict[str, str]:
     """Ask as a client does, and return each level's reason for being refused, empty where it is given."""
+    if redis is None or redis.kind:
+        why = "Redis could not be asked" if redis is None else f"a {redis.kind} gives none"
+        return dict.fromkeys(DURABILITIES, why)
     from statecache.core.commit.durability_support import DurabilitySupport
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace

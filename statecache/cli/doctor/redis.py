@@ -20,6 +20,7 @@ from statecache.clock import wall
 from statecache.core.redis.connection import Link, dialer
 from statecache.keys import HASH, KeySpace
 from statecache.lua import script
+from statecache.redis_errors import CLUSTER, CLUSTER_NODE, NO_CLUSTER, NO_SENTINEL, SENTINEL, code_of, is_sentinel
 from statecache.rules.epochs import Look, look_of
 from statecache.settings import pin_difference
 from statecache_workers.redis_memory import shortage
@@ -48,6 +49,8 @@ class RedisFacts(msgspec.Struct, frozen=True, kw_only=True):
     agent_refused: Sequence[str]
     worker_refused: Sequence[str]
     ahead_s: float
+    kind: str = ""
+    """'cluster' for a node of one, 'sentinel', or '' for what can be served."""
     full: bool = False
     """Whether it is nearly full of what may not be evicted."""
     looks: Mapping[int, Look] = {}
@@ -89,17 +92,21 @@ async def ask(settings: Settings) -> RedisFacts:
         agent_refused=agent,
         worker_refused=worker,
         ahead_s=at - middle.timestamp(),
+        kind="sentinel" if is_sentinel(info) else "cluster" if handshake[6] == "cluster" else "",
         full=isinstance(info, bytes) and shortage(info.decode("utf-8", "replace")) is not None,
         looks=looks,
     )
 
 
 async def _handshake(link: Link, keys: Sequence[str], arguments: Sequence[Any], seconds: float) -> list[str]:
-    """Run the handshake, which only looks; where a server refuses it as a whole, return EVAL as refused."""
+    """Run the handshake, which only looks; where a server refuses it as a whole, return EVAL as refused.
+
+    The role of a node of a Redis Cluster is 'cluster'.
+    """
     try:
         reply = await link.script(script("handshake"), keys, arguments, seconds=seconds)
-    except ResponseError:
-        return [""] * 7 + ["EVAL"]
+    except ResponseError as error:
+        return [""] * 6 + (["cluster"] if code_of(error) in CLUSTER else ["", "EVAL"])
     return [part.decode("utf-8", "replace") for part in reply]
 
 
@@ -129,6 +136,10 @@ def _beyond_the_handshake(keys: KeySpace) -> list[str]:
 
 def findings(facts: RedisFacts, settings: Settings, *, worker: bool) -> Iterator[Finding]:
     """Yield what is wrong by the answers. Pure."""
+    if facts.kind:
+        what, remedy = (SENTINEL, NO_SENTINEL) if facts.kind == "sentinel" else (CLUSTER_NODE, NO_CLUSTER)
+        yield error("redis", what, "clients and workers refuse it", remedy)
+        return
     yield from _what_it_is(facts, settings)
     yield from _what_it_keeps(facts)
     yield from _memory(facts)
@@ -151,9 +162,6 @@ def _what_it_is(facts: RedisFacts, settings: Settings) -> Iterator[Finding]:
                     "clients refuse it", "use Redis 7.0, Valkey 7.2 or newer, without rename-command")  # fmt: skip
     if facts.info.get("role") == "slave":
         yield error("redis", "this is a replica", "it takes no writes", "give the primary's URL: STATECACHE_REDIS_URL")
-    if facts.info.get("cluster_enabled") == "1":
-        yield warning("redis", "this is a Redis Cluster node", "keys of other nodes' slots are out of reach here",
-                      "use one primary, with replicas")  # fmt: skip
     if facts.pin:
         names = ("shards", "hash", "prefix", "postgres_schema")
         ours = (str(settings.shards), HASH, settings.prefix, settings.postgres_schema)

@@ -22,10 +22,22 @@ from statecache.concurrency import TASKS, Concurrency
 from statecache.core.pool import Pool
 from statecache.core.redis.connection import Dial, Link, dialer
 from statecache.core.redis.server_clock import ServerClock
-from statecache.errors import ConfigurationError, RedisUnavailable
+from statecache.errors import ConfigurationError, RedisUnavailable, StateCacheError
 from statecache.keys import HASH
 from statecache.lua import Script, script
-from statecache.redis_errors import AGAIN, DEMOTED, FINAL, code_of, no_primary, refusal
+from statecache.redis_errors import (
+    AGAIN,
+    CLUSTER,
+    DEMOTED,
+    FINAL,
+    answer_of,
+    code_of,
+    is_sentinel,
+    no_primary,
+    of_cluster,
+    of_sentinel,
+    refusal,
+)
 from statecache.settings import pin_difference
 
 if TYPE_CHECKING:
@@ -120,16 +132,13 @@ class RedisTier:
         try:
             reply = await link.script(script("handshake"), keys.handshake(), [self._settings.fence], seconds=seconds)
         except ResponseError as error:
-            if code_of(error) in AGAIN:
-                reason = "role" if code_of(error) in DEMOTED else "loading"
-                raise RedisUnavailable(reason, detail=str(error)) from error
-            if code_of(error) == "NOPERM":
-                self.lacks_rights = True
-                raise refusal(error, keys.handshake()[-1]) from error
-            raise ConfigurationError(f"Redis refuses the handshake: {error}", hint=_SERVERS) from error
+            raise await self._no_handshake(link, error, seconds) from error
         shards, hashed, prefix, schema, cluster, now_ms, role, *refused = [
             part.decode("utf-8", "replace") for part in reply
         ]
+        if role == "cluster":
+            self.lacks_rights = False
+            raise of_cluster()
         if role not in ("master", ""):
             raise no_primary(self._settings, f"it is a {role}")
         lacking = dict.fromkeys(what.removeprefix("!") for what in refused if what.startswith("!"))
@@ -151,6 +160,21 @@ class RedisTier:
         difference, remedy = pin_difference(found, dict(zip(found, ours, strict=True)))
         if difference:
             raise ConfigurationError(f"this Redis is {difference}", hint=f"{remedy[0].upper()}{remedy[1:]}.")
+
+    async def _no_handshake(self, link: Link, error: ResponseError, seconds: float) -> StateCacheError:
+        """Return the error for a server that does not run the handshake."""
+        code, self.lacks_rights = code_of(error), False
+        if code in CLUSTER:
+            return of_cluster(answer_of(error))
+        if code in AGAIN:
+            return RedisUnavailable("role" if code in DEMOTED else "loading", detail=str(error))
+        if code == "NOPERM":
+            self.lacks_rights = True
+            return refusal(error, self._keys.handshake()[-1])
+        (info,) = await link.run([("INFO", "server")], seconds=seconds)
+        if is_sentinel(info):
+            return of_sentinel()
+        return ConfigurationError(f"Redis refuses the handshake: {error}", hint=_SERVERS)
 
     async def exchange(self, commands: Sequence[Command], *, seconds: float, patience: float = 1.0) -> list[Any]:
         """Run commands on one connection, once, and return their replies, error replies as values.

@@ -4,7 +4,7 @@
 -- ARGV  1 fence (on|off)
 -- Gives { shards, hash, prefix, schema, cluster, server's time in ms, role, … }, '' for what is not pinned or not shown;
 -- then what is in the way: a command that this user may not run, or, behind an exclamation mark, what this server cannot
--- do.
+-- do. The role of a node of a Redis Cluster is 'cluster', and nothing follows.
 
 local pin = redis.pcall('HMGET', KEYS[1], 'shards', 'hash', 'prefix', 'schema', 'cluster')
 local answer = {}
@@ -14,6 +14,13 @@ answer[6] = now.err and '' or string.format('%.0f', now[1] * 1000 + math.floor(n
 local check, fenced = redis.acl_check_cmd, ARGV[1] == 'on'
 local info = fenced and redis.pcall('INFO', 'replication')
 answer[7] = type(info) == 'string' and string.match(info, 'role:(%a+)') or ''
+local asked, may = false, false
+if check then asked, may = pcall(check, 'INFO', 'cluster') end
+local mode = asked and may and redis.pcall('INFO', 'cluster')
+if type(mode) == 'string' and string.find(mode, 'cluster_enabled:1') then
+  answer[7] = 'cluster'
+  return answer
+end
 if fenced and not check then
   answer[#answer + 1] = '!script flags'
   return answer

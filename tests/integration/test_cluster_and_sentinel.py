@@ -1,0 +1,164 @@
+"""Nodes of a Redis Cluster and sentinels are refused as what they are, by all that meets them, and with what to do."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statecache import AsyncStateCache, ConfigurationError, Settings
+from statecache.keys import KeySpace
+from statecache.testing.binaries import plain_environment, valkey_server
+from statecache.testing.folders import Throwaway, ordinary_user
+from statecache.testing.ports import free_port
+from statecache.testing.process import Process, spawn
+from statecache.testing.valkey import Valkey
+from tests.fixtures.servers import MakeSettings, plain_client
+from tests.support.command_line import CommandLine
+from tests.support.polling import pause_thread
+
+SLOTS = 16384
+CLUSTER = "this is a node of a Redis Cluster"
+SENTINEL = "this is a Redis Sentinel"
+COMMANDS = (
+    ("migrate",), ("set", "runs/1", "{}"), ("get", "runs/1"), ("ls", "runs/"), ("status",), ("worker",),
+)  # fmt: skip
+
+
+class Sentinel(Valkey):
+    """A sentinel, which is asked for its primary and holds no data."""
+
+    def _spawn(self) -> Process:
+        config_file = self.folder / f"{self.name}.conf"
+        monitored = f"sentinel monitor mine 127.0.0.1 {free_port()} 1\n"
+        kept = ("bind", "port", "unixsocket", "unixsocketperm", "requirepass", "dir", "logfile")
+        self._data.mkdir(mode=0o700, exist_ok=True)
+        lines = [line for line in self._config_text().splitlines() if line.split(" ")[0] in kept]
+        config_file.write_text("\n".join(lines) + "\n" + monitored)
+        return spawn(
+            [self._binary, config_file, "--sentinel"],
+            name=self.name, folder=self.folder, environment=plain_environment(), cwd=Path("/"),
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["embedded", "debian"])
+def binary(request: pytest.FixtureRequest) -> Path:
+    """The program of a server."""
+    if request.param == "embedded":
+        return valkey_server()
+    if (found := shutil.which("redis-server")) is None:
+        pytest.skip("there is no redis-server on PATH")
+    return Path(found)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A folder that the servers may write into."""
+    made = Throwaway.create(ordinary_user())
+    yield made.path
+    made.remove()
+
+
+@pytest.fixture(scope="module")
+def nodes(binary: Path, folder: Path) -> Iterator[dict[str, Valkey]]:
+    """Nodes by what they own: two of a cluster, of which one has all slots but that of shard 0, and one without any."""
+    with ExitStack() as ending:
+        started = {}
+        buses = {name: free_port() for name in ("some", "rest", "none", "all")}
+        for name, bus in buses.items():
+            config = {"cluster-enabled": "yes", "cluster-port": str(bus), "cluster-config-file": "nodes.conf"}
+            server = Valkey(folder, binary=binary, name=f"{binary.name}-{name}", config=config)
+            ending.callback(server.discard)
+            server.start()
+            started[name] = server
+        _share_out(started, buses["rest"])
+        yield started
+
+
+def _share_out(nodes: dict[str, Valkey], bus: int) -> None:
+    """Give the nodes their slots, and wait until the two of one cluster know of each other."""
+    some, rest, whole = (plain_client(nodes[name].url) for name in ("some", "rest", "all"))
+    with some, rest, whole:
+        first = int(some.execute_command("CLUSTER", "KEYSLOT", KeySpace("any", 4).meta(0)))
+        whole.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, SLOTS - 1)
+        rest.execute_command("CLUSTER", "ADDSLOTS", first)
+        some.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, first - 1, first + 1, SLOTS - 1)
+        some.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes["rest"].port, bus)
+        while not (_is_ok(some) and _is_ok(rest) and _is_ok(whole)):
+            pause_thread()
+
+
+def _is_ok(client: Any) -> bool:
+    return bool(client.cluster("INFO")["cluster_state"] == "ok")
+
+
+@pytest.fixture(scope="module")
+def sentinel(binary: Path, folder: Path) -> Iterator[Valkey]:
+    """A sentinel."""
+    server = Sentinel(folder, binary=binary, name=f"{binary.name}-sentinel")
+    server.start()
+    yield server
+    server.discard()
+
+
+@pytest.fixture(params=["fence", "no fence"])
+def fence(request: pytest.FixtureRequest) -> str:
+    """Whether the fence is on."""
+    return "on" if request.param == "fence" else "off"
+
+
+def _on(make_settings: MakeSettings, server: Valkey, fence: str = "on") -> Settings:
+    """Return the settings of a deployment whose schema is there, at another Redis by now."""
+    made = make_settings(timeout_s=5.0)
+    return made.model_copy(update={"redis_url": server.url, "fence": fence})
+
+
+@pytest.mark.parametrize("owns", ["all", "some", "none"])
+def test_a_node_of_a_cluster_is_refused_as_that_by_every_command(
+    make_settings: MakeSettings, nodes: dict[str, Valkey], owns: str, fence: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    cli = CommandLine(_on(make_settings, nodes[owns], fence), monkeypatch, capsys)
+    for command in COMMANDS:
+        ended = cli(*command)
+        assert (ended.status, CLUSTER in ended.err, "name the primary itself" in ended.err) == (3, True, True), command
+        assert "Redis 7.0" not in ended.err
+    if owns == "some":
+        assert "and answers: MOVED " in cli("status").err
+    with plain_client(nodes[owns].url) as raw:
+        assert raw.dbsize() == 0
+
+
+def test_a_sentinel_is_refused_as_that_by_every_command(
+    make_settings: MakeSettings, sentinel: Valkey, fence: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    cli = CommandLine(_on(make_settings, sentinel, fence), monkeypatch, capsys)
+    for command in COMMANDS:
+        ended = cli(*command)
+        assert (ended.status, SENTINEL in ended.err, "a DNS name" in ended.err) == (3, True, True), command
+        assert "EVAL" not in ended.err
+
+
+@pytest.mark.parametrize("what", ["all", "some", "none", "sentinel"])
+def test_the_doctor_says_it_once_and_nothing_of_rights(
+    make_settings: MakeSettings, nodes: dict[str, Valkey], sentinel: Valkey, what: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    server, said = (sentinel, SENTINEL) if what == "sentinel" else (nodes[what], CLUSTER)
+    ended = CommandLine(_on(make_settings, server), monkeypatch, capsys)("doctor")
+    assert ended.status == 3
+    told = " ".join(ended.out.split())
+    assert told.count(said) == 1
+    for wrong in ("ACL SETUSER", "may not run", "statecache migrate", "CONFIG GET"):
+        assert wrong not in told
+
+
+async def test_a_client_raises_it_and_tries_no_longer(make_settings: MakeSettings, nodes: dict[str, Valkey]) -> None:
+    async with AsyncStateCache(settings=_on(make_settings, nodes["none"])) as cache:
+        with pytest.raises(ConfigurationError, match="which is not supported, and answers: CLUSTERDOWN"):
+            await cache.set("runs/1", 1)
