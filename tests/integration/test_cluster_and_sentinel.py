@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -162,3 +163,20 @@ async def test_a_client_raises_it_and_tries_no_longer(make_settings: MakeSetting
     async with AsyncStateCache(settings=_on(make_settings, nodes["none"])) as cache:
         with pytest.raises(ConfigurationError, match="which is not supported, and answers: CLUSTERDOWN"):
             await cache.set("runs/1", 1)
+
+
+@pytest.mark.parametrize("what", ["cluster", "sentinel"])
+def test_another_database_than_the_first_changes_nothing(
+    make_settings: MakeSettings, nodes: dict[str, Valkey], sentinel: Valkey, what: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Both refuse SELECT, before any handshake; a Valkey whose clusters have databases lacks this one."""
+    settings = _on(make_settings, sentinel if what == "sentinel" else nodes["all"])
+    url = settings.redis_url.removesuffix("/0") + "/1"
+    cli = CommandLine(settings.model_copy(update={"redis_url": url}), monkeypatch, capsys)
+    for command in (*COMMANDS, ("doctor",)):
+        ended = cli(*command)
+        assert ended.status == 3, command
+        assert re.search(CLUSTER if what == "cluster" else "as a Redis Sentinel", ended.err + ended.out) or (
+            what == "cluster" and "DB index" in ended.err + ended.out
+        )

@@ -34,6 +34,7 @@ from statecache.concurrency import TASKS, Concurrency, TooLittleTime, no_answer
 from statecache.concurrency.sockets import is_buffered, unread_bytes
 from statecache.core.pool import silent_since
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
+from statecache.redis_errors import NO_SENTINEL, of_cluster
 from statecache.resp import Command, packed
 from statecache.settings import masked
 
@@ -86,6 +87,17 @@ def dialer(settings: Settings, *, protocol: int = 2, io: Concurrency = TASKS) ->
             f"redis_url {masked(settings.redis_url)}: no connection has an option {unknown}"
         ) from None
     return lambda: kind(**options)
+
+
+def _no_database(error: ResponseError, where: str) -> ConfigurationError | None:
+    """Return the error for a server that does not have the URL's database, or None where it said something else."""
+    text = str(error)
+    if "SELECT is not allowed in cluster mode" in text:
+        return of_cluster(text)
+    if "unknown command 'SELECT'" in text:
+        return ConfigurationError(f"redis_url {where}: it has no databases, as a Redis Sentinel", hint=NO_SENTINEL)
+    hint = "Name a database that this server has: most have those from 0 to 15."
+    return ConfigurationError(f"redis_url {where}: {text}", hint=hint) if "DB index" in text else None
 
 
 class Link:
@@ -161,9 +173,8 @@ class Link:
         except BusyLoadingError as error:
             raise RedisUnavailable("loading", detail=f"{where}: {error}") from error
         except ResponseError as error:
-            if "DB index" in str(error):
-                hint = "Name a database that this server has: most have those from 0 to 15."
-                raise ConfigurationError(f"redis_url {where}: {error}", hint=hint) from error
+            if (wrong := _no_database(error, where)) is not None:
+                raise wrong from error
             refused = "WRONGPASS" in str(error) or "NOAUTH" in str(error) or "password" in str(error)
             reason, hint = ("authentication", _CREDENTIALS) if refused else ("connect", "")
             raise RedisUnavailable(reason, detail=f"{where}: {error}", hint=hint) from error
