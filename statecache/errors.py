@@ -126,13 +126,10 @@ class StepUnknown(StateCacheError):
         )
 
 
-AWAITED = "it is applied in Redis, and not yet known to be in Postgres"
-"""The reason where the outcome of a change is not known that was to be in Postgres."""
-
-
 class OutcomeUnknown(StateCacheError):
     """The outcome of change {change_id}{where} is not known: {reason}."""
 
+    awaited = "it is applied in Redis, and not yet known to be in Postgres"  # the reason where it was to be there
     hint = "Ask outcome(), or repeat the same call with change_id=, where it takes one: it is applied at most once."
     change_id: str
     keys: tuple[str, ...]
@@ -150,8 +147,8 @@ class OutcomeUnknown(StateCacheError):
     @property
     def remedy(self) -> str:
         """How to find the outcome out, and who brings changes into Postgres where that is awaited."""
-        awaited = AWAITED in self.reason
-        return f"{self.hint} Workers bring changes into Postgres: does one run?" if awaited else self.hint
+        workers = " Workers bring changes into Postgres: does one run?" if self.awaited in self.reason else ""
+        return self.hint + workers
 
 
 class DurabilityNotMet(StateCacheError):
@@ -329,8 +326,7 @@ class StaleToken(StateCacheError):
     holder: str
 
     def __init__(self, key: str, *, token: str, holder: str = "") -> None:
-        now = f"{holder} holds now" if holder else "is over"
-        super().__init__(key=key, token=token, holder=holder, now=now)
+        super().__init__(key=key, token=token, holder=holder, now=f"{holder} holds now" if holder else "is over")
 
 
 class LockHeld(StateCacheError):

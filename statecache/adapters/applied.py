@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from statecache import OutcomeUnknown
 from statecache.adapters.plans import Plan, call, level
-from statecache.errors import AWAITED
 
 
 def is_applied(unknown: OutcomeUnknown, name: str) -> Plan[bool]:
@@ -16,5 +15,5 @@ def is_applied(unknown: OutcomeUnknown, name: str) -> Plan[bool]:
     if outcome.verdict not in ("applied", "not applied"):
         raise unknown
     if outcome.verdict == "applied" and not outcome.durable and (yield from level()) == "postgres":
-        raise OutcomeUnknown(unknown.change_id, keys=unknown.keys, reason=AWAITED) from unknown
+        raise OutcomeUnknown(unknown.change_id, keys=unknown.keys, reason=OutcomeUnknown.awaited) from unknown
     return bool(outcome.verdict == "applied")

@@ -29,7 +29,6 @@ from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Found, found_in
 from statecache.core.history.values import HistoryValues, VersionAt
 from statecache.errors import (
-    AWAITED,
     ChangeIdReused,
     Forked,
     Lost,
@@ -145,7 +144,7 @@ class Durable:
                     return settled
                 left = end - monotonic()
                 if left <= 0:
-                    raise OutcomeUnknown(change_id, keys=tuple(keys), reason=AWAITED)
+                    raise OutcomeUnknown(change_id, keys=tuple(keys), reason=OutcomeUnknown.awaited)
                 if not await signal.wait(min(left, _LOOK_S)):
                     await self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
                     if monotonic() > doubted:
