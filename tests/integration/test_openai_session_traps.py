@@ -208,30 +208,6 @@ async def test_a_session_of_more_pages_than_one_commit_takes_is_cleared(
     assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
 
 
-@pytest.mark.parametrize("again", [300, 600])
-async def test_a_long_session_that_grows_again_while_it_is_cleared_keeps_what_is_added(
-    session: StateCacheSession, cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch, again: int
-) -> None:
-    """What the commit that cleared it had no room for is deleted behind it, by a process that may be held up."""
-    large: list[Any] = [{"role": "user", "content": f"{number} {'x' * PAGE_BYTES_MAX}"} for number in range(again)]
-    for _ in range(9):
-        await session.add_items(large[:60])
-    transact = AsyncNamespace.transact
-
-    async def held_up(view: Any, *given: Any, **more: Any) -> Any:
-        with monkeypatch.context() as patched:
-            patched.setattr(AsyncNamespace, "transact", transact)
-            if not await session.get_items(1):
-                for at in range(0, again, 60):
-                    await StateCacheSession("42", cache).add_items(large[at : at + 60])
-            return await transact(view, *given, **more)
-
-    monkeypatch.setattr(AsyncNamespace, "transact", held_up)
-    await session.clear_session()
-    assert await session.get_items() == large
-    assert len(await names(cache)) == again + 1
-
-
 async def test_a_conversation_is_rewound_branched_and_erased_by_the_verbs_of_its_group(
     session: StateCacheSession, cache: AsyncStateCache, settings: Settings, worker: Worker
 ) -> None:

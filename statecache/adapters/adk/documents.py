@@ -96,9 +96,14 @@ class Place(NamedTuple):
         """The name of the head."""
         return f"{self.user}{_BETWEEN}{_spelled(self.session_id, SESSION_BYTES_MAX)}"
 
+    @property
+    def pages(self) -> str:
+        """How the names of all pages begin."""
+        return f"{self.head}/events/"
+
     def page(self, known: Head, number: int) -> str:
         """Return the name of a page."""
-        return f"{self.head}/events/{known.log}/{number:06}"
+        return f"{self.pages}{known.log}/{number:06}"
 
     def read(self, state: State[Any]) -> Head:
         """Return the head that a state holds; raise CodecError where it is none."""

@@ -51,13 +51,14 @@ from statecache.adapters.applied import is_applied
 from statecache.adapters.items import given, kept
 from statecache.adapters.pages import ATTEMPTS_MAX, Found, read_pages
 from statecache.adapters.plans import arun
+from statecache.adapters.remains import delete_remains
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from google.adk.events.event import Event
 
-    from statecache import AsyncNamespace, ReadMode
+    from statecache import AsyncNamespace, Durability, ReadMode
     from statecache.adapters.adk.documents import Of
 
     Writes = Sequence[Set | Create | Delete]
@@ -170,11 +171,15 @@ class Sessions:
         return [Set(place.head, msgspec.to_builtins(found.known), expected=found.head)]
 
     async def delete(self, place: Place) -> None:
-        """Delete a session and its events; what one commit has no room for is deleted after it."""
+        """Delete a session and its events; what one commit has no room for is deleted after it.
+
+        Who was killed before that has left it: it is looked for where there is no session.
+        """
         gone, failed = set[str](), _given_up()
         for _ in range(ATTEMPTS_MAX):
             state = await self._view.get(place.head, read="primary")
             if state is None:
+                await arun(self._view, delete_remains(place.head, place.pages, "delete_session"))
                 return
             head = read_head(state)
             await resolve(self._view, place, head.revision, head.prepared)
@@ -188,7 +193,8 @@ class Sessions:
                     gone.add(error.key.partition("/")[2])
                 continue
             if pages[_PAGES_A_COMMIT:]:
-                await self._view.delete_many(pages[_PAGES_A_COMMIT:], reason="delete_session")
+                level: Durability | None = None if lacking is None else "memory"
+                await self._view.delete_many(pages[_PAGES_A_COMMIT:], reason="delete_session", durability=level)
             if lacking is not None:
                 raise lacking
             return

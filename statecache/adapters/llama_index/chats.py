@@ -23,6 +23,7 @@ from pydantic_core import PydanticSerializationError
 from statecache import (
     CodecError,
     Delete,
+    DurabilityNotMet,
     LimitExceeded,
     NotFound,
     OutcomeUnknown,
@@ -37,10 +38,11 @@ from statecache.adapters.filling import FRAME_BYTES, WRITTEN_PAGES_MAX, filling
 from statecache.adapters.items import Kept, given, kept
 from statecache.adapters.pages import ATTEMPTS_MAX, Found, Page, converted, read_pages
 from statecache.adapters.plans import Plan, call
+from statecache.adapters.remains import delete_remains
 from statecache.adapters.segments import refuse_nul, segment, spelled_out
 
 if TYPE_CHECKING:
-    from statecache import ReadMode
+    from statecache import Durability, ReadMode
 
 OF: Literal["llama-index chat"] = "llama-index chat"
 KEY_BYTES_MAX = 120
@@ -68,9 +70,14 @@ class Place(NamedTuple):
     key: str
     head: str
 
+    @property
+    def pages(self) -> str:
+        """How the names of all pages begin."""
+        return f"{self.head}/pages/"
+
     def page(self, known: Head, number: int) -> str:
         """Return the name of a page."""
-        return f"{self.head}/pages/{known.log}/{number:06}"
+        return f"{self.pages}{known.log}/{number:06}"
 
     def read(self, state: State[Any]) -> Head:
         """Return the head that a state holds; raise CodecError where it is none."""
@@ -173,12 +180,14 @@ def replaced(place: Place, messages: Sequence[Kept], bytes_max: int) -> Plan[Non
         writes = _written(place, anew, filling(None, messages, bytes_max - FRAME_BYTES), 0)
         return [*writes, *old.deletes(found, WRITTEN_PAGES_MAX + 1 - len(writes))]
 
-    yield from _changed(place, 0, decide, old.gone)
-    yield from old.rest()
+    yield from old.changed(0, decide)
 
 
 def deleted(place: Place) -> Plan[list[ChatMessage] | None]:
-    """Delete a chat, and return the messages that it had; None where there is none."""
+    """Delete a chat, and return the messages that it had; None where there is none.
+
+    What a process has left that was killed while it deleted one is looked for where there is none.
+    """
     old = _Old(place)
 
     def decide(found: Found) -> Writes:
@@ -186,10 +195,10 @@ def deleted(place: Place) -> Plan[list[ChatMessage] | None]:
             return []
         return [Delete(place.head, expected=found.head), *old.deletes(found, WRITTEN_PAGES_MAX)]
 
-    found = yield from _changed(place, None, decide, old.gone)
+    found = yield from old.changed(None, decide)
     if found.head is None:
+        yield from delete_remains(place.head, place.pages, "")
         return None
-    yield from old.rest()
     return [message_of(data, place) for data in found.items()]
 
 
@@ -201,20 +210,29 @@ class _Old:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self.gone, self._left = set[str](), list[str]()
+        self._gone, self._left = set[str](), list[str]()
 
     def deletes(self, found: Found, room: int) -> list[Delete]:
         """Return what deletes as many as there is room for."""
         count = 0 if found.head is None else found.known.pages
         pages = [self._place.page(found.known, number) for number in range(1, count + 1)]
-        pages = [page for page in pages if page not in self.gone]
+        pages = [page for page in pages if page not in self._gone]
         self._left = pages[room:]
         return [*map(Delete, pages[:room])]
 
-    def rest(self) -> Plan[None]:
-        """Delete the others."""
+    def changed(self, limit: Limit, decide: Callable[[Found], Writes]) -> Plan[Found]:
+        """Commit what is decided on what was found, and delete the others; return what it was decided on."""
+        try:
+            found = yield from _changed(self._place, limit, decide, self._gone)
+        except DurabilityNotMet:  # which is applied
+            yield from self._rest("memory")
+            raise
+        yield from self._rest(None)
+        return found
+
+    def _rest(self, durability: Durability | None) -> Plan[None]:
         if self._left:
-            yield from call("delete_many", self._left)
+            yield from call("delete_many", self._left, durability=durability)
 
 
 def _changed(

@@ -12,6 +12,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from statecache import (
+    DurabilityNotMet,
     LeaseLost,
     LockTimeout,
     NotFound,
@@ -25,12 +26,13 @@ from statecache.adapters.applied import is_applied
 from statecache.adapters.openai_agents.pages import CLEARED_PAGES_MAX, Last, Place, added, cleared, popped
 from statecache.adapters.pages import ATTEMPTS_MAX, Found, read_pages
 from statecache.adapters.plans import arun
+from statecache.adapters.remains import remains
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from statecache import AsyncNamespace, AsyncTransaction, ReadMode
+    from statecache import AsyncNamespace, AsyncTransaction, Durability, ReadMode
     from statecache.adapters.items import Kept
     from statecache.adapters.openai_agents.pages import Writes
 
@@ -64,17 +66,37 @@ class Conversation:
                 return None if found.head is None else items[-1]
 
     async def clear(self) -> None:
-        """Take all items out, in one commit; what stays of a very long session is deleted by others after it."""
-        gone = set[str]()
-        found = await self._commit(lambda found: cleared(self._place, found, gone), "clear_session", gone)
-        numbers = range(CLEARED_PAGES_MAX + 1, found.known.pages + 1)
-        for at in range(0, len(numbers), _DELETED_AT_ONCE):
-            some = {self._place.page(found.known, number): number for number in numbers[at : at + _DELETED_AT_ONCE]}
-            delete = partial(self._delete_surplus, some)
-            with suppress(VersionConflict):  # of a session that is added to all the time: it is written over
-                await self._view.transact([self._place.head, *some], delete, reason="clear_session")
+        """Take all items out, in one commit; what stays of a very long session is deleted by others after it.
 
-    async def _delete_surplus(self, pages: Mapping[str, int], transaction: AsyncTransaction[Any]) -> None:
+        Who was killed before these has left it: it is looked for where there is no session to clear.
+        """
+        gone = set[str]()
+        try:
+            found = await self._commit(lambda found: cleared(self._place, found, gone), "clear_session", gone)
+        except DurabilityNotMet:  # which is applied
+            await self._delete_surplus(await self._remains(), durability="memory")
+            raise
+        if found.head is None:
+            await self._delete_surplus(await self._remains())
+        else:
+            await self._delete_surplus(range(CLEARED_PAGES_MAX + 1, found.known.pages + 1))
+
+    async def _remains(self) -> list[int]:
+        """Return the numbers of the pages that are there."""
+        below = self._place.pages
+        numbers = [name.removeprefix(below) for name in await arun(self._view, remains(below))]
+        return [int(number) for number in numbers if number.isdecimal()]
+
+    async def _delete_surplus(self, numbers: Sequence[int], durability: Durability | None = None) -> None:
+        """Delete pages, but those that the session has."""
+        known = self._place.nothing().known
+        for some in (numbers[at : at + _DELETED_AT_ONCE] for at in range(0, len(numbers), _DELETED_AT_ONCE)):
+            pages = {self._place.page(known, number): number for number in some}
+            delete, names = partial(self._delete_pages, pages), [self._place.head, *pages]
+            with suppress(VersionConflict):  # of a session that is added to all the time: it is written over
+                await self._view.transact(names, delete, reason="clear_session", durability=durability)
+
+    async def _delete_pages(self, pages: Mapping[str, int], transaction: AsyncTransaction[Any]) -> None:
         """Delete pages that the session does not have: it may have grown as long again since it was cleared."""
         head = await transaction.get(self._place.head)
         there = 0 if head is None else self._place.read(head).pages

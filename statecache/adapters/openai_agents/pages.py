@@ -65,10 +65,11 @@ class Place:
         refuse_nul("session_id", session_id)
         self.session_id = session_id.encode("utf-8", "backslashreplace").decode()
         self.head = segment(session_id, SESSION_BYTES_MAX)
+        self.pages = f"{self.head}/items/"
 
     def page(self, _known: Head, number: int) -> str:
         """Return the name of a page, which is the same whatever the head says."""
-        return f"{self.head}/items/{number:06}"
+        return f"{self.pages}{number:06}"
 
     def read(self, state: State[Any]) -> Head:
         """Return the head that a state holds; raise CodecError where it is none."""

@@ -78,9 +78,14 @@ class Place(NamedTuple):
 
     head: str
 
+    @property
+    def pages(self) -> str:
+        """How the names of all pages begin."""
+        return f"{self.head}/log/"
+
     def page(self, log: str, number: int) -> str:
         """Return the name of a page."""
-        return f"{self.head}/log/{log}/{number:06}"
+        return f"{self.pages}{log}/{number:06}"
 
 
 def place_of(conversation_id: str) -> Place:

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from pydantic_ai.conversation_store import ConversationConflict
 
-from statecache import Delete, NotFound, OutcomeUnknown, Set, StateCacheError, UsageError, VersionConflict
+from statecache import (
+    Delete,
+    DurabilityNotMet,
+    NotFound,
+    OutcomeUnknown,
+    Set,
+    StateCacheError,
+    UsageError,
+    VersionConflict,
+)
 from statecache.adapters.applied import is_applied
 from statecache.adapters.filling import FRAME_BYTES
 from statecache.adapters.items import Kept
@@ -36,13 +45,14 @@ from statecache.adapters.pydantic_ai.documents import (
     read,
     spelled,
 )
+from statecache.adapters.remains import delete_remains
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord
 
-    from statecache import AsyncNamespace, ReadMode, State
+    from statecache import AsyncNamespace, Durability, ReadMode, State
 
 ATTEMPTS_MAX = 20
 """How often something is tried to be written while others edit the same states and leave the record as it is."""
@@ -111,6 +121,7 @@ class Logs:
         """Delete a record and its log; the pages beyond what one commit takes are deleted after it."""
         place, gone, asked = place_of(conversation_id), set[str](), False
         failed: StateCacheError = UsageError(f"nothing came of {ATTEMPTS_MAX} attempts")
+        lacking: DurabilityNotMet | None = None
         for _ in range(ATTEMPTS_MAX):
             found = await self._found(place, "primary", page=False)
             if found.known is None or found.known.revision != expected_revision:
@@ -124,6 +135,8 @@ class Logs:
                 if isinstance(error, NotFound):
                     gone.add(error.key.partition("/")[2])
                 continue
+            except DurabilityNotMet as error:  # which is applied
+                lacking = error
             except OutcomeUnknown as error:
                 if asked:
                     raise
@@ -131,9 +144,17 @@ class Logs:
                 if not await arun(self._view, is_applied(error, place.head)):
                     continue
             if pages[_STATES_PER_COMMIT:]:
-                await self._view.delete_many(pages[_STATES_PER_COMMIT:], reason="delete")
+                level: Durability | None = None if lacking is None else "memory"
+                await self._view.delete_many(pages[_STATES_PER_COMMIT:], reason="delete", durability=level)
+            if lacking is not None:
+                raise lacking
             return
         raise failed
+
+    async def delete_remains(self, conversation_id: str) -> None:
+        """Delete what a process that was killed has left of a log whose record it had deleted."""
+        place = place_of(conversation_id)
+        await arun(self._view, delete_remains(place.head, place.pages, "delete"))
 
     async def _found(self, place: Place, mode: ReadMode, *, page: bool = True) -> Found:
         head = await self._view.get(place.head, read=mode)

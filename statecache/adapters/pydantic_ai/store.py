@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord, ConversationStore
+from pydantic_ai.conversation_store import (
+    ConversationConflict,
+    ConversationEntry,
+    ConversationRecord,
+    ConversationStore,
+)
 
 from statecache import Settings
 from statecache.adapters.clients import settings_of
@@ -119,6 +125,20 @@ class StateCacheConversationStore(OnEventLoops, ConversationStore):
         """
         here, entries = self._clients.here(), [*new_entries]
         await alone(here, lambda: self._logs(here).write(record, entries, expected_revision))
+
+    async def delete(self, conversation_id: str, *, scope: str | None = None) -> None:
+        """Delete a conversation with its log; one that was saved with another scope than is named stays.
+
+        Where there is none, what was left of one is deleted, whose process was killed while it deleted that.
+        """
+        while (record := await self.read_record(conversation_id)) is not None:
+            if scope is not None and record.scope != scope:
+                return
+            with suppress(ConversationConflict):  # saved since: look again whose it is
+                await self.delete_record(conversation_id, expected_revision=record.revision)
+                return
+        here = self._clients.here()
+        await alone(here, lambda: self._logs(here).delete_remains(conversation_id))
 
     async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
         """Delete a record and all entries of its log; raise ConversationConflict where it is another one by now."""

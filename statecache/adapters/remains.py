@@ -1,0 +1,26 @@
+"""What remains of a deleted conversation that had more pages than one commit takes: its process was killed in between.
+
+The commit that deletes the head is the first, so nobody sees the pages that remain, and who deletes the same again
+finds no head. That is when they are looked for: a conversation that is there is deleted without a look.
+"""
+
+from __future__ import annotations
+
+from statecache import PostgresUnavailable
+from statecache.adapters.plans import Plan, call
+
+
+def remains(below: str) -> Plan[list[str]]:
+    """Return the names of the pages that are there; none where Postgres cannot be asked, which is no reason to fail."""
+    try:
+        states = yield from call("list", below, values=False)
+    except PostgresUnavailable:
+        return []
+    return [state.key.partition("/")[2] for state in states]
+
+
+def delete_remains(head: str, below: str, reason: str) -> Plan[None]:
+    """Delete the pages below a head that is gone, which no later head names: one that is there by now keeps its own."""
+    names = yield from remains(below)
+    if names and (yield from call("get", head, read="primary")) is None:
+        yield from call("delete_many", names, reason=reason)
