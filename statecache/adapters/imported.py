@@ -4,14 +4,14 @@
     as an import left it  what is new is added: the newest change says `import` as its reason
     anything else         it was gone on with here, or deleted, or erased: it is left alone
 
-A deleted state has a version, and one that was erased too, so that neither is taken for one that never was.
+A deleted state has a version, and one that was erased too, so that neither is taken for one that never was. Where
+somebody writes to the same just now, what is there by then is looked at again: another import may have been faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from statecache import (
     AlreadyExists,
@@ -26,44 +26,67 @@ from statecache import (
 )
 
 if TYPE_CHECKING:
-    from statecache import AsyncNamespace, State, StateCacheError
+    from statecache import AsyncNamespace, Change, State, StateCacheError
 
 IMPORT = "import"
 """The reason of what an import writes."""
+LOOKS_MAX = 1000
+"""How often one thing is looked at again: where another import takes in the same, each time for some of it."""
 _MOVED = (VersionConflict, AlreadyExists, NotFound)
 """What a commit raises where somebody writes to the same just now."""
 REFUSED = (CodecError, InvalidKey, LimitExceeded, LockHeld, Quarantined, UsageError)
 """What is raised for one session or flow alone: others can be taken in."""
 
 
-@contextmanager
-def naming(name: str, *, kept: list[str], failed: dict[str, str]) -> Iterator[None]:
-    """Take one thing in, or add its name to what is left alone, or refused and why."""
+class Done(Protocol):
+    """What an import did: how much was written, and was there, and what was left alone, or refused and why."""
+
+    written: int
+    same: int
+    kept: list[str]
+    failed: dict[str, str]
+
+
+async def take_in(name: str, take: Callable[[], Awaitable[None]], done: Done) -> None:
+    """Take one thing in, or add its name to what is left alone, or refused and why.
+
+    `take` counts what is there as the same; what it has written itself, before somebody was in its way, is not.
+    """
+    same, written = done.same, done.written
     try:
-        yield
-    except _MOVED:
-        kept.append(name)
+        for _ in range(LOOKS_MAX):
+            try:
+                return await take()
+            except _MOVED:
+                done.same = same - (done.written - written)
+        done.kept.append(name)
     except REFUSED as error:
-        failed[name] = why(error)
+        done.failed[name] = why(error)
+    finally:
+        done.same = max(done.same, same)
 
 
-async def newest_reason(view: AsyncNamespace[Any], name: str) -> str | None:
-    """Return the reason of a state's newest change; None where there never was one."""
+async def newest(view: AsyncNamespace[Any], name: str) -> Change[Any] | None:
+    """Return a state's newest change; None where there never was one."""
     async for change in view.history(name, limit=1, reverse=True):
-        return change.reason
+        return change
     return None
 
 
 async def may_go_on(view: AsyncNamespace[Any], name: str, there: State[Any] | None) -> bool:
     """Return whether a state, which was read, was never written, or is as an import has left it."""
     if there is not None:
-        return await newest_reason(view, name) == IMPORT
+        change = await newest(view, name)
+        return change is not None and change.reason == IMPORT
     return not await was_here(view, name)
 
 
 async def was_here(view: AsyncNamespace[Any], name: str) -> bool:
-    """Return whether a state was ever written, also where it was deleted or erased since."""
-    return (await view.get(name, default=None, read="primary")).version > 0
+    """Return whether a state that is not there was ever written; raise VersionConflict where it is there by now."""
+    state = await view.get(name, default=None, read="primary")
+    if state.change_id:
+        raise VersionConflict(state.key, "", state.change_id)
+    return state.version > 0
 
 
 def refuse_larger(what: str, sizes: Iterable[int], limit: int) -> None:

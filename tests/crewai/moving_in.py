@@ -51,6 +51,23 @@ def test_what_sqlite_holds_is_taken_in_once_and_what_is_new_later(both: Both, fl
     assert both.next().load_state(flow_id) == {"id": flow_id, "number": 5}
 
 
+def test_imports_at_once_take_in_all_of_it_between_them(flow_id: str, tmp_path: Path) -> None:
+    source, saves = tmp_path / "flows.db", 5
+    theirs = SQLiteFlowPersistence(str(source))
+    for number in range(saves):
+        theirs.save_state(flow_id, f"step{number}", {"id": flow_id, "number": number})
+    theirs.save_pending_feedback(flow_id, context(flow_id, metadata={"at": 1}), Told(id=flow_id, said="asked"))
+
+    async def run() -> Any:
+        async with AsyncStateCache() as one, AsyncStateCache() as other:
+            imports = [import_flows(sqlite_flows(source), on, progress=lambda _: None) for on in (one, other)]
+            return await asyncio.gather(*imports)
+
+    done = asyncio.run(run())
+    assert [(one.kept, one.failed, one.written + one.same) for one in done] == [([], {}, saves + 1)] * 2
+    assert sum(one.written for one in done) == saves + 1
+
+
 def test_a_flow_waits_for_what_it_waits_for_at_the_last_import(both: Both, flow_id: str, tmp_path: Path) -> None:
     source = tmp_path / "flows.db"
     theirs, other = SQLiteFlowPersistence(str(source)), f"{flow_id}-other"

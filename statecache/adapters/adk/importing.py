@@ -18,7 +18,7 @@ from statecache import Create, NotFound, Set, VersionConflict
 from statecache.adapters.adk.documents import Place, appended, event_data, place_of, read_shared
 from statecache.adapters.adk.service import NAMESPACE
 from statecache.adapters.filling import lots
-from statecache.adapters.imported import IMPORT, may_go_on, naming, refuse_larger
+from statecache.adapters.imported import IMPORT, may_go_on, refuse_larger, take_in
 from statecache.adapters.items import given, kept
 from statecache.adapters.pages import PAGE_FRAME_BYTES, Found, read_pages
 from statecache.adapters.plans import arun
@@ -69,15 +69,13 @@ class _Taking:
     async def state(self, place: Place, of: Of, state: dict[str, Any]) -> None:
         """Take in the state of an app or of a user."""
         name = place.app if of == "app" else place.user
-        with naming(name, kept=self.done.kept, failed=self.done.failed):
-            await self._state(place, of, name, state)
+        await take_in(name, lambda: self._state(place, of, name, state), self.done)
 
     async def session(self, session: Session) -> None:
         """Take in a session: what is missing of its events, and its state."""
         self.done.sessions += 1
         place = Place(session.app_name, session.user_id, session.id)
-        with naming(place.head, kept=self.done.kept, failed=self.done.failed):
-            await self._session(place, session)
+        await take_in(place.head, lambda: self._session(place, session), self.done)
 
     async def _state(self, place: Place, of: Of, name: str, state: dict[str, Any]) -> None:
         place_of(*place)  # which refuses a NUL

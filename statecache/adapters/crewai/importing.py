@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from statecache import Delete, Set, State
+from statecache import Delete, Set, State, VersionConflict
 from statecache.adapters.crewai.persistence import NAMESPACE, flow_name
-from statecache.adapters.imported import IMPORT, naming, newest_reason, refuse_larger, was_here
+from statecache.adapters.imported import IMPORT, newest, refuse_larger, take_in, was_here
 from statecache.adapters.items import given, kept
 from statecache.adapters.sqlite_files import reading
 
@@ -53,8 +54,7 @@ async def import_flows(
     taking = _Taking(view, cache.settings.value_bytes_max, dry_run=dry_run, progress=progress)
     for one in flows:
         taking.done.flows += 1
-        with naming(one.flow_uuid, kept=taking.done.kept, failed=taking.done.failed):
-            await taking.flow(flow_name(one.flow_uuid), one)
+        await take_in(one.flow_uuid, partial(taking.flow, one), taking.done)
     return taking.done
 
 
@@ -67,8 +67,9 @@ class _Taking:
         self.done = ImportedFlows()
         self._view, self._bytes_max, self._dry_run, self._progress = view, bytes_max, dry_run, progress
 
-    async def flow(self, name: str, one: StoredFlow) -> None:
+    async def flow(self, one: StoredFlow) -> None:
         """Take in what is missing of a flow: nothing of it where one save is too large."""
+        name = flow_name(one.flow_uuid)
         values = [kept(value, at) for at, (_, value) in enumerate(one.saves)]
         pending = one.pending and {part: kept(value, 0).data for part, value in one.pending.items()}
         there: State[Any] | None = await self._view.get(name, read="primary")
@@ -94,12 +95,18 @@ class _Taking:
         if there.version > len(one.saves):
             return False
         method, value = one.saves[there.version - 1]
-        return bool(given(there.value) == value) and await newest_reason(self._view, name) == method
+        if given(there.value) != value:
+            return False
+        change = await newest(self._view, name)
+        if change is not None and change.version > there.version:
+            raise VersionConflict(there.key, there.change_id, change.change_id)
+        return change is not None and change.reason == method
 
     async def _take_in_pending(self, name: str, pending: dict[str, Any] | None) -> None:
         """Have a flow wait for what it waits for there, unless it has paused or was resumed here."""
         there: State[Any] | None = await self._view.get(name, read="primary")
-        if await newest_reason(self._view, name) not in (None, IMPORT):
+        change = await newest(self._view, name)
+        if change is not None and change.reason != IMPORT:
             return
         if pending is not None:
             if there is None or there.value != pending:

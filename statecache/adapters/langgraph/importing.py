@@ -29,10 +29,10 @@ from statecache.adapters.plans import Plan, call, for_reason
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from statecache import State
     from statecache.adapters.clients import Clients
-    from statecache.adapters.langgraph.values import Serde
 
 T = TypeVar("T")
 _NEXT = """
@@ -187,7 +187,7 @@ def _put(found: CheckpointTuple, source: Source, target: StateCacheSaver, *, is_
         target.put_writes(found.config, written, task_id)
 
 
-def _written(one: CheckpointTuple, serde: Serde) -> Counter[tuple[str, str, str, bytes]]:
+def _written(one: CheckpointTuple, serde: SerializerProtocol) -> Counter[tuple[str, str, str, bytes]]:
     """Return what tasks have written at a checkpoint, as bytes, which compare whatever it is."""
     return Counter(
         (task_id, channel, *serde.dumps_typed(value)) for task_id, channel, value in one.pending_writes or ()

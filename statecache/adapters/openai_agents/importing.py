@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +21,7 @@ import msgspec
 from statecache import OutcomeUnknown, VersionConflict
 from statecache.adapters.applied import is_applied
 from statecache.adapters.filling import lots
-from statecache.adapters.imported import IMPORT, may_go_on, naming, refuse_larger
+from statecache.adapters.imported import IMPORT, may_go_on, refuse_larger, take_in
 from statecache.adapters.items import kept
 from statecache.adapters.openai_agents.pages import Place, added
 from statecache.adapters.openai_agents.session import NAMESPACE
@@ -67,8 +68,7 @@ async def import_sessions(
     for one in sessions:
         taking.done.sessions += 1
         taking.done.unreadable += one.unreadable
-        with naming(one.session_id, kept=taking.done.kept, failed=taking.done.failed):
-            await taking.session(Place(one.session_id), one)
+        await take_in(one.session_id, partial(taking.session, one), taking.done)
     return taking.done
 
 
@@ -81,8 +81,9 @@ class _Taking:
         self.done = ImportedSessions()
         self._view, self._bytes_max, self._dry_run, self._progress = view, bytes_max, dry_run, progress
 
-    async def session(self, place: Place, one: StoredSession) -> None:
+    async def session(self, one: StoredSession) -> None:
         """Take in what is missing of a session: nothing of it where one item is too large."""
+        place = Place(one.session_id)
         found = await arun(self._view, read_pages(place, None, head="primary", pages="primary"))
         there = found.items()
         new = [kept(item, at) for at, item in enumerate(one.items[len(there) :], len(there))]
