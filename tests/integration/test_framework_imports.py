@@ -202,6 +202,26 @@ def test_a_thread_that_cannot_be_taken_in_is_named_and_those_after_it_are_taken_
         assert [_told(ours, one) for one in ("a", "z")] == [_told(theirs, one) for one in ("a", "z")]
 
 
+def test_a_resume_that_came_to_a_tasks_other_writes_doubles_none_of_them(settings: Settings) -> None:
+    """The vendor gives it first, and what it is put behind keeps its place all the same."""
+    theirs, task = InMemorySaver(), "task"
+    _play(theirs, "t")
+    latest = theirs.get_tuple(config("t"))
+    assert latest is not None
+    theirs.writes.clear()
+    theirs.put_writes(latest.config, [("count", 1), ("count", 2)], task)
+    with StateCacheSaver(settings) as ours:
+        for _ in range(2):
+            importing.import_checkpoints([latest.config], theirs, ours, progress=lambda _: None)
+            known = theirs.writes.popitem()[1]
+            theirs.put_writes(latest.config, [("__resume__", "yes"), ("__interrupt__", "why")], task)
+            theirs.writes[next(iter(theirs.writes))] |= known
+        found = ours.get_tuple(latest.config)
+        assert found is not None
+        written = [(channel, value) for _, channel, value in found.pending_writes or ()]
+        assert sorted(written, key=str) == [("__interrupt__", "why"), ("__resume__", "yes"), ("count", 1), ("count", 2)]
+
+
 @pytest.fixture
 def documents() -> Iterator[str]:
     """The URL of a Redis of the vendor's, one that holds documents."""

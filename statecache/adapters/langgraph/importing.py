@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 import psycopg
-from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, get_checkpoint_id
+from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple, get_checkpoint_id
 
 from statecache import ConfigurationError, PostgresUnavailable, UsageError
 from statecache.adapters.imported import IMPORT, REFUSED, why
@@ -184,7 +184,8 @@ def _put(found: CheckpointTuple, source: Source, target: StateCacheSaver, *, is_
     for task_id, channel, value in found.pending_writes or ():
         writes.setdefault(task_id, []).append((channel, value))
     for task_id, written in writes.items():
-        target.put_writes(found.config, written, task_id)
+        # Those that replace one another have places of their own: the others keep theirs when such a one has come.
+        target.put_writes(found.config, sorted(written, key=lambda one: one[0] in WRITES_IDX_MAP), task_id)
 
 
 def _written(one: CheckpointTuple, serde: SerializerProtocol) -> Counter[tuple[str, str, str, bytes]]:
