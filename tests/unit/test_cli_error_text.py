@@ -80,7 +80,7 @@ def test_a_remedy_is_a_command_and_not_a_call(error: StateCacheError, remedy: st
     assert not [words for words in OF_THE_CLIENT if words in line]
 
 
-AWAITED = OutcomeUnknown("c" * 24, keys=("runs/1",), reason="it is not yet known to be in Postgres")
+AWAITED = OutcomeUnknown("c" * 24, keys=("runs/1",), reason=OutcomeUnknown.awaited)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_several_keys_are_named_and_many_counted() -> None:
 
 
 def test_workers_are_spoken_of_where_postgres_is_awaited_and_nowhere_else() -> None:
-    awaited = OutcomeUnknown("c" * 24, reason="it is applied in Redis, and not yet known to be in Postgres")
+    awaited = OutcomeUnknown("c" * 24, reason=OutcomeUnknown.awaited)
     assert "Workers bring changes into Postgres: `statecache status` shows whether any lives." in line_of(awaited)
     assert "orkers" not in line_of(OutcomeUnknown("c" * 24))
 
