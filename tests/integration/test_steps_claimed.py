@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -13,6 +14,7 @@ import pytest
 
 from statecache import AsyncStateCache, LeaseLost, Settings, StaleToken, Step, StepUnknown, UsageError
 from statecache.clock import monotonic, wall
+from statecache.core.redis.connection import Link
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace
 from statecache.rules.steps import claim_of, fingerprint_of, intent
@@ -253,3 +255,35 @@ async def test_a_step_that_is_replayed_after_redis_lost_its_record_leaves_no_con
     assert await other.step(KEY, "charge", bank.charge, "order 7", type=Receipt) == receipt
     assert len(bank.charged) == 1
     assert rows(psql, "SELECT key, cause FROM conflict") == []
+
+
+async def test_a_claim_has_twice_as_long_over_a_new_connection(
+    cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine takes its time over a handshake, and who lives is not to be taken for dead meanwhile."""
+    slow = Slow()
+    redis, bounds = cache._runtime.redis, list[tuple[str, float]]()
+    link, scripts = redis.link, Link.scripts
+
+    async def linked(seconds: float | None = None) -> Link:
+        if threading.current_thread().name == "statecache-claims":
+            bounds.append(("new", seconds or 0.0))
+        return await link(seconds)
+
+    async def sent(self: Link, *given: Any, seconds: float) -> Any:
+        if threading.current_thread().name == "statecache-claims":
+            bounds.append(("renewal", seconds))
+        return await scripts(self, *given, seconds=seconds)
+
+    def pairs() -> list[tuple[tuple[str, float], tuple[str, float]]]:
+        return [*pairwise(bounds)]
+
+    monkeypatch.setattr(redis, "link", linked)
+    monkeypatch.setattr(Link, "scripts", sent)
+    task = asyncio.create_task(cache.step(KEY, "charge", slow.run))
+    await _until(lambda: any(before[0] == after[0] == "renewal" for before, after in pairs()))
+    slow.go_on.set()
+    await task
+    for (before, _), (what, seconds) in [(("", 0.0), bounds[0]), *pairs()]:
+        twice = what == "new" or before == "new"
+        assert seconds == pytest.approx(CLAIM_S / (6 if twice else 12)), bounds
