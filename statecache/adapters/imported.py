@@ -11,7 +11,7 @@ somebody writes to the same just now, what is there by then is looked at again: 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from statecache import (
     AlreadyExists,
@@ -36,6 +36,8 @@ _MOVED = (VersionConflict, AlreadyExists, NotFound)
 """What a commit raises where somebody writes to the same just now."""
 REFUSED = (CodecError, InvalidKey, LimitExceeded, LockHeld, Quarantined, UsageError)
 """What is raised for one session or flow alone: others can be taken in."""
+NOT_READ = (ValueError, TypeError)
+"""What is raised for a record of a source that is not as its framework writes it, as one that is no JSON."""
 
 
 class Done(Protocol):
@@ -45,6 +47,17 @@ class Done(Protocol):
     same: int
     kept: list[str]
     failed: dict[str, str]
+
+
+class Unreadable(NamedTuple):
+    """What a source holds under a name, as records that are not as its framework writes them, and why."""
+
+    name: str
+    error: Exception
+
+    def note(self, done: Done) -> None:
+        """Add it to what is refused."""
+        done.failed[self.name] = f"what is stored cannot be read: {str(self.error).partition(chr(10))[0]}"
 
 
 async def take_in(name: str, take: Callable[[], Awaitable[None]], done: Done) -> None:

@@ -53,7 +53,7 @@ def tail(
     postgres_url: PostgresUrl = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> int:
-    """Print every change under a prefix as Postgres gets to hold it, in order for each key. Ctrl-C ends it.
+    """Print every change under a prefix as Postgres gets to hold it, in order for each key. Ctrl-C or SIGTERM ends it.
 
     In the end it tells the cursor on stderr with which it can be gone on from. A terminal gets a line of its width for
     each change, a pipe all of it.
@@ -74,7 +74,7 @@ async def _tail(settings: Settings, prefix: str, since: str | None, *, once: boo
 
     async with client(settings) as cache:
         feed = cache.changes(prefix, since=since, follow=not once)
-        _stop_by_ctrl_c(feed)
+        _stop_by_signals(feed)
         if not as_json and not is_terminal():
             print("\t".join(_COLUMNS))
         async with feed:
@@ -89,15 +89,17 @@ async def _tail(settings: Settings, prefix: str, since: str | None, *, once: boo
     return OK
 
 
-def _stop_by_ctrl_c(feed: AsyncChanges[Any]) -> None:
-    """Have a first Ctrl-C end the feed, and a second one the command, which may be waiting for who reads it."""
+def _stop_by_signals(feed: AsyncChanges[Any]) -> None:
+    """Have a first Ctrl-C or SIGTERM end the feed, and a second the command, which may be waiting for who reads it."""
     loop = asyncio.get_running_loop()
 
     def stop(_: int, __: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         loop.call_soon_threadsafe(feed.stop)
 
-    signal.signal(signal.SIGINT, stop)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
 
 
 def _tell(change: Change[Any], *, as_json: bool) -> None:

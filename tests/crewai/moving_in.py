@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,27 @@ def test_a_flow_that_cannot_be_taken_in_is_named_and_those_after_it_are_taken_in
         assert "a save is 9,437," in taken["failed"][large]
         assert (both.next().load_state(last) is None) == dry_run
     assert both.next().load_state(large) is None, "nothing of a flow is taken in that cannot be as a whole"
+
+
+@pytest.mark.parametrize("what", ["a save", "what it waits for"])
+def test_a_flow_that_is_no_json_is_named_and_those_after_it_are_taken_in(
+    both: Both, flow_id: str, tmp_path: Path, what: str
+) -> None:
+    source = tmp_path / "flows.db"
+    theirs, last = SQLiteFlowPersistence(str(source)), f"{flow_id}-last"
+    for one in (flow_id, last):
+        theirs.save_pending_feedback(one, context(one), Told(id=one))
+    with sqlite3.connect(source) as rows:
+        table, column = ("flow_states", "state_json") if what == "a save" else ("pending_feedback", "context_json")
+        rows.execute(f"UPDATE {table} SET {column} = ? WHERE flow_uuid = ?", ("{no JSON", flow_id))
+    rows.close()
+    for dry_run, written, same in ((True, 1, 0), (False, 1, 0), (False, 0, 1)):
+        taken = _taken(source, dry_run=dry_run)
+        assert (taken["flows"], taken["written"], taken["same"], taken["kept"]) == (2, written, same, [])
+        assert list(taken["failed"]) == [flow_id]
+        assert taken["failed"][flow_id].startswith("what is stored cannot be read: ")
+    assert both.next().load_state(flow_id) is None
+    assert both.next().load_pending_feedback(last) is not None
 
 
 @pytest.mark.parametrize("text", ["", "no database, but a text that is long enough to be taken for one" * 9])

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from google.adk.events.event import Event
 from google.adk.sessions.base_session_service import BaseSessionService
@@ -251,6 +252,37 @@ def test_a_session_that_cannot_be_taken_in_is_named_and_those_after_it_are_taken
         assert ("holds a NUL" if nul else "more than the limit of 8,388,608 bytes") in why
     ours = asyncio.run(_ours(settings))
     assert [session is not None and len(session["events"]) for session in ours] == [1, False, 1]
+
+
+@pytest.mark.parametrize("damage", ["an event", "a session's state", "the states of a user and an app"])
+def test_what_is_not_stored_as_it_should_be_is_named_and_the_rest_is_taken_in(
+    cli: CommandLine, settings: Settings, vendor: Vendor, damage: str
+) -> None:
+    asyncio.run(_filled(vendor, 3))
+    url, where = vendor.words[-1], "WHERE app_name = 'orders' AND user_id = 'bob:b'"
+    text = "7" if url.startswith("postgresql") else "{no JSON"
+    changes = {
+        "an event": [f"UPDATE events SET event_data = '{{\"author\": 7}}' {where}"],
+        "a session's state": [f"UPDATE sessions SET state = '{text}' {where}"],
+        "the states of a user and an app": [
+            f"UPDATE user_states SET state = '{text}' {where}",
+            "UPDATE app_states SET state = '7' WHERE app_name = 'orders'",
+        ],
+    }
+    on = psycopg.connect(url) if url.startswith("postgresql") else sqlite3.connect(url.partition(":///")[2] or url)
+    with on:
+        for change in changes[damage]:
+            assert on.execute(change).rowcount > 0
+    on.close()
+    names = ["orders", "orders:bob%3Ab"] if "user" in damage else ["orders:bob%3Ab:a%2F1"]
+    for words in (["--dry-run"], [], []):
+        taken = cli("import", *vendor.words, "--json", *words)
+        assert (taken.status, taken.json["kept"]) == (1, []), taken
+        assert list(taken.json["failed"]) == names
+        assert all(why.startswith("what is stored cannot be read: ") for why in taken.json["failed"].values())
+        assert taken.json["written"] + taken.json["same"] == (9 if "user" in damage else 6)
+    ours = asyncio.run(_ours(settings))
+    assert [session is not None for session in ours] == [True, "user" in damage, True]
 
 
 def test_a_namespace_may_be_another(cli: CommandLine, settings: Settings, vendor: Vendor) -> None:

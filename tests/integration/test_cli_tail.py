@@ -64,7 +64,10 @@ async def test_what_there_is_is_printed_once_and_gone_on_from(
     assert "is no cursor" in refused.err
 
 
-async def test_it_follows_until_it_is_interrupted(cli: CommandLine, cache: AsyncStateCache, worker: Worker) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_it_follows_until_it_is_stopped(
+    cli: CommandLine, cache: AsyncStateCache, worker: Worker, number: signal.Signals
+) -> None:
     await cache.set("runs/1", "before")
     await flush(worker)
     process = await asyncio.create_subprocess_exec(
@@ -78,7 +81,7 @@ async def test_it_follows_until_it_is_interrupted(cli: CommandLine, cache: Async
             await cache.set("runs/1", "then")
             await flush(worker)
             assert json.loads(await process.stdout.readline())["value"] == "then"
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             out, err = await process.communicate()
     finally:
         if process.returncode is None:

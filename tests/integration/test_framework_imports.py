@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import fakeredis
+import psycopg
 import pytest
 import redis
 from langgraph.checkpoint.memory import InMemorySaver
@@ -188,6 +189,22 @@ def test_threads_that_were_deleted_or_thinned_out_here_stay_so_and_are_named(
         assert _told(ours, "deleted") == []
         assert len(_told(ours, "pruned")) == new + 1
         assert _told(ours, "same") == _told(theirs, "same")
+
+
+def test_a_thread_that_the_other_cannot_read_is_named_and_those_after_it_are_taken_in(
+    cli: CommandLine, settings: Settings, vendors: str
+) -> None:
+    with PostgresSaver.from_conn_string(vendors) as theirs, StateCacheSaver(settings) as ours:
+        theirs.setup()
+        for thread in ("a", "b", "c"):
+            _play(theirs, thread)
+        assert isinstance(theirs.conn, psycopg.Connection)
+        theirs.conn.execute("UPDATE checkpoint_blobs SET type = 'strange' WHERE thread_id = 'b'")
+        for words in (["--dry-run"], [], []):
+            taken = cli("import", "langgraph-postgres", vendors, "--json", *words)
+            assert (taken.status, list(taken.json["failed"]), taken.json["kept"]) == (1, ["b"], []), taken
+            assert " cannot be read: NotImplementedError: " in taken.json["failed"]["b"]
+        assert [len(_told(ours, thread)) == len(_told(theirs, thread)) for thread in ("a", "c")] == [True] * 2
 
 
 def test_a_thread_that_cannot_be_taken_in_is_named_and_those_after_it_are_taken_in(settings: Settings) -> None:

@@ -15,13 +15,14 @@ from statecache import AsyncNamespace, AsyncStateCache, Settings
 from statecache.adapters import filling
 from statecache.adapters.adk import StateCacheSessionService
 from statecache.adapters.adk import importing as adk_importing
-from statecache.adapters.adk.documents import Place
-from statecache.adapters.adk.sources import Stored
+from statecache.adapters.adk.documents import Of, Place
+from statecache.adapters.adk.sources import OfAppOrUser, Stored
 from statecache.adapters.openai_agents import StateCacheSession
 from statecache.adapters.openai_agents import importing as openai_importing
 from tests.support.adk_services import event, texts
 from tests.support.openai_sessions import items
 
+OF: list[Of] = ["app", "user"]
 HELD = 5
 Import = Callable[[AsyncStateCache, str], Awaitable[Any]]
 
@@ -38,8 +39,8 @@ async def _openai_texts(cache: AsyncStateCache, name: str) -> list[str]:
 async def _adk(cache: AsyncStateCache, name: str) -> Any:
     events = [event(text, id=text, timestamp=1.0, invocation_id="i") for text in map(str, range(HELD))]
     session = Session(app_name=name, user_id="u", id=name, state={"n": 1}, events=events)
-    states = [(Place(name, "u", ""), of, {"at": of}) for of in ("app", "user")]
-    stored = Stored(states, [session])  # type: ignore[arg-type]
+    states = [OfAppOrUser(Place(name, "u", ""), of, {"at": of}) for of in OF]
+    stored = Stored(states, [session])
     return await adk_importing.import_sessions(stored, cache, progress=lambda _: None)
 
 

@@ -9,6 +9,7 @@ named. So is the state of an app or of a user. What cannot be taken in is named 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from statecache import Create, NotFound, Set, VersionConflict
 from statecache.adapters.adk.documents import Place, appended, event_data, place_of, read_shared
 from statecache.adapters.adk.service import NAMESPACE
 from statecache.adapters.filling import lots
-from statecache.adapters.imported import IMPORT, may_go_on, refuse_larger, take_in
+from statecache.adapters.imported import IMPORT, Unreadable, may_go_on, refuse_larger, take_in
 from statecache.adapters.items import given, kept
 from statecache.adapters.pages import PAGE_FRAME_BYTES, Found, read_pages
 from statecache.adapters.plans import arun
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from google.adk.sessions.session import Session
 
     from statecache import AsyncNamespace, AsyncStateCache, Durability
-    from statecache.adapters.adk.documents import Head, Of
-    from statecache.adapters.adk.sources import Stored
+    from statecache.adapters.adk.documents import Head
+    from statecache.adapters.adk.sources import OfAppOrUser, Stored
     from statecache.adapters.items import Kept
 
 
@@ -50,10 +51,18 @@ async def import_sessions(
     """Add what is stored to what is there; `progress` is told how many events it has gone through."""
     view = cache.namespace(namespace, durability=durability)
     taking = _Taking(view, cache.settings.value_bytes_max, dry_run=dry_run, progress=progress)
-    for place, of, state in stored.states:
-        await taking.state(place, of, state)
+    for state in stored.states:
+        if isinstance(state, Unreadable):
+            state.note(taking.done)
+        else:
+            await take_in(state.name, partial(taking.state, state), taking.done)
     for session in stored.sessions:
-        await taking.session(session)
+        taking.done.sessions += 1
+        if isinstance(session, Unreadable):
+            session.note(taking.done)
+        else:
+            place = Place(session.app_name, session.user_id, session.id)
+            await take_in(place.head, partial(taking.session, place, session), taking.done)
     return taking.done
 
 
@@ -66,18 +75,10 @@ class _Taking:
         self.done = ImportedSessions()
         self._view, self._bytes_max, self._dry_run, self._progress = view, bytes_max, dry_run, progress
 
-    async def state(self, place: Place, of: Of, state: dict[str, Any]) -> None:
+    async def state(self, stored: OfAppOrUser) -> None:
         """Take in the state of an app or of a user."""
-        name = place.app if of == "app" else place.user
-        await take_in(name, lambda: self._state(place, of, name, state), self.done)
-
-    async def session(self, session: Session) -> None:
-        """Take in a session: what is missing of its events, and its state."""
-        self.done.sessions += 1
-        place = Place(session.app_name, session.user_id, session.id)
-        await take_in(place.head, lambda: self._session(place, session), self.done)
-
-    async def _state(self, place: Place, of: Of, name: str, state: dict[str, Any]) -> None:
+        place, of, state = stored
+        name = stored.name
         place_of(*place)  # which refuses a NUL
         new = msgspec.to_builtins(msgspec.structs.replace(place.shared(of), state=kept(state, 0, nul=False).data))
         there = await self._view.get(name, read="primary")
@@ -93,7 +94,8 @@ class _Taking:
             await self._view.commit([Set(name, new, expected=there)], reason=IMPORT)
         self.done.states += 1
 
-    async def _session(self, place: Place, session: Session) -> None:
+    async def session(self, place: Place, session: Session) -> None:
+        """Take in a session: what is missing of its events, and its state."""
         place_of(*place)  # which refuses a NUL
         events, state = [event_data(one) for one in session.events], kept(session.state, 0, nul=False).data
         found: Found = await arun(self._view, read_pages(place, None, head="primary", pages="primary"))

@@ -7,33 +7,48 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from google.adk.events.event import Event
 from google.adk.sessions.session import Session
-from pydantic import ValidationError
 
 from statecache import ConfigurationError, Unavailable, UsageError
 from statecache.adapters.adk.documents import Of, Place
+from statecache.adapters.imported import NOT_READ, Unreadable
 from statecache.adapters.sqlite_files import reading
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy import orm as sqlalchemy_orm
 
+T = TypeVar("T")
 _DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+pysqlite", "mysql": "mysql+pymysql"}
 """What reads a database without an event loop, by what its URL begins with."""
 _EARLY = "`adk migrate session` brings the tables of early releases up to date."
 
 
+class OfAppOrUser(NamedTuple):
+    """The state of an app or of a user."""
+
+    place: Place
+    of: Of
+    state: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What it is named here."""
+        return self.place.app if self.of == "app" else self.place.user
+
+
 class Stored(NamedTuple):
     """What is taken in: states of apps and users by whose they are, and sessions, whose state is their own alone."""
 
-    states: Iterable[tuple[Place, Of, dict[str, Any]]]
-    sessions: Iterable[Session]
+    states: Iterable[OfAppOrUser | Unreadable]
+    sessions: Iterable[Session | Unreadable]
 
 
 @contextmanager
@@ -43,26 +58,48 @@ def sqlite_sessions(source: Path) -> Iterator[Stored]:
     Raises UsageError where the file is not there, and ConfigurationError where it holds no sessions of ADK.
     """
     hint = f"SqliteSessionService(FILE) writes such files. {_EARLY}"
-    with reading(source, what="sessions of ADK", hint=hint, unreadable=(ValidationError,)) as rows:
+    with reading(source, what="sessions of ADK", hint=hint) as rows:
         yield Stored(_states(rows), _sessions(rows))
 
 
-def _states(rows: sqlite3.Connection) -> Iterator[tuple[Place, Of, dict[str, Any]]]:
+def _states(rows: sqlite3.Connection) -> Iterator[OfAppOrUser | Unreadable]:
     for app_name, state in rows.execute("SELECT app_name, state FROM app_states ORDER BY 1"):
-        yield Place(app_name, "", ""), "app", json.loads(state)
+        yield _state(Place(app_name, "", ""), "app", partial(json.loads, state))
     for app_name, user_id, state in rows.execute("SELECT app_name, user_id, state FROM user_states ORDER BY 1, 2"):
-        yield Place(app_name, user_id, ""), "user", json.loads(state)
+        yield _state(Place(app_name, user_id, ""), "user", partial(json.loads, state))
 
 
-def _sessions(rows: sqlite3.Connection) -> Iterator[Session]:
+def _sessions(rows: sqlite3.Connection) -> Iterator[Session | Unreadable]:
     every = "SELECT app_name, user_id, id, state, update_time FROM sessions ORDER BY 1, 2, 3"
     events = "SELECT event_data FROM events WHERE (app_name, user_id, session_id) = (?, ?, ?) ORDER BY timestamp, rowid"
-    for app_name, user_id, session_id, state, updated in rows.execute(every):
-        found = rows.execute(events, (app_name, user_id, session_id))
-        yield Session(
-            app_name=app_name, user_id=user_id, id=session_id, state=json.loads(state), last_update_time=updated,
-            events=[Event.model_validate_json(event) for (event,) in found],
-        )  # fmt: skip
+    for *place, state, updated in rows.execute(every):
+        found = rows.execute(events, place).fetchall()
+        yield _session(Place(*place), partial(_session_of, Place(*place), state, updated, found))
+
+
+def _session_of(place: Place, state: str, updated: float, events: Iterable[tuple[str]]) -> Session:
+    return Session(
+        app_name=place.app_name, user_id=place.user_id, id=place.session_id,
+        state=json.loads(state), last_update_time=updated,
+        events=[Event.model_validate_json(event) for (event,) in events],
+    )  # fmt: skip
+
+
+def _state(place: Place, of: Of, read: Callable[[], Any]) -> OfAppOrUser | Unreadable:
+    """Return the state of an app or of a user, or why it cannot be read."""
+    state = OfAppOrUser(place, of, {})
+    try:
+        return state._replace(state=dict(read()))
+    except NOT_READ as error:
+        return Unreadable(state.name, error)
+
+
+def _session(place: Place, read: Callable[[], T]) -> T | Unreadable:
+    """Return what is read of a session, or why it cannot be."""
+    try:
+        return read()
+    except NOT_READ as error:
+        return Unreadable(place.head, error)
 
 
 @contextmanager
@@ -77,8 +114,8 @@ def database_sessions(url: str) -> Iterator[Stored]:
     try:
         with orm.Session(engine) as rows:
             yield Stored(_states_of(rows), _sessions_of(rows))
-    except (exc.DatabaseError, ValidationError, json.JSONDecodeError) as error:
-        reason = getattr(error, "orig", error)
+    except exc.DatabaseError as error:
+        reason = error.orig
         if isinstance(error, exc.OperationalError) and engine.dialect.name != "sqlite":
             raise Unavailable("connect", detail=f"what is taken in: {reason}") from error
         hint = f"Name the database of a DatabaseSessionService. {_EARLY}"
@@ -107,31 +144,49 @@ def _engine(url: str) -> Engine:
         raise ConfigurationError(what, hint=f"pip install {error.name}") from error
 
 
-def _states_of(rows: sqlalchemy_orm.Session) -> Iterator[tuple[Place, Of, dict[str, Any]]]:
+def _states_of(rows: sqlalchemy_orm.Session) -> Iterator[OfAppOrUser | Unreadable]:
     from google.adk.sessions.schemas.v1 import StorageAppState, StorageUserState
     from sqlalchemy import select
 
-    for app in rows.scalars(select(StorageAppState).order_by(StorageAppState.app_name)):
-        yield Place(app.app_name, "", ""), "app", dict(app.state)
-    for user in rows.scalars(select(StorageUserState).order_by(StorageUserState.app_name, StorageUserState.user_id)):
-        yield Place(user.app_name, user.user_id, ""), "user", dict(user.state)
+    apps = select(StorageAppState.app_name).order_by(StorageAppState.app_name)
+    for app_name in rows.scalars(apps).all():
+        read = partial(_state_of, rows, StorageAppState, app_name)
+        yield _state(Place(app_name, "", ""), "app", read)
+    key = StorageUserState.app_name, StorageUserState.user_id
+    for app_name, user_id in rows.execute(select(*key).order_by(*key)).all():
+        read = partial(_state_of, rows, StorageUserState, (app_name, user_id))
+        yield _state(Place(app_name, user_id, ""), "user", read)
 
 
-def _sessions_of(rows: sqlalchemy_orm.Session) -> Iterator[Session]:
-    from google.adk.sessions.schemas.v1 import StorageEvent, StorageSession
+def _state_of(rows: sqlalchemy_orm.Session, table: type[Any], key: Any) -> Any:
+    found = rows.get(table, key)
+    return {} if found is None else found.state
+
+
+def _sessions_of(rows: sqlalchemy_orm.Session) -> Iterator[Session | Unreadable]:
+    from google.adk.sessions.schemas.v1 import StorageSession
     from sqlalchemy import select
 
     key = StorageSession.app_name, StorageSession.user_id, StorageSession.id
-    names = [tuple(row) for row in rows.execute(select(*key).order_by(*key))]
-    for app_name, user_id, session_id in names:
-        session = rows.get(StorageSession, (app_name, user_id, session_id))
-        if session is None:
-            continue
-        events = rows.scalars(
-            select(StorageEvent)
-            .filter_by(app_name=app_name, user_id=user_id, session_id=session_id)
-            .order_by(StorageEvent.timestamp, StorageEvent.id)
-        )
-        found = [event.to_event() for event in events]
-        yield session.to_session(state=dict(session.state), events=found)
+    for place in [Place(*row) for row in rows.execute(select(*key).order_by(*key))]:
+        session = _session(place, partial(_stored_session, rows, place))
+        if session is not None:
+            yield session
         rows.expunge_all()
+
+
+def _stored_session(rows: sqlalchemy_orm.Session, place: Place) -> Session | None:
+    """Return a session with its events; None where it is gone."""
+    from google.adk.sessions.schemas.v1 import StorageEvent, StorageSession
+    from sqlalchemy import select
+
+    session = rows.get(StorageSession, tuple(place))
+    if session is None:
+        return None
+    events = rows.scalars(
+        select(StorageEvent)
+        .filter_by(app_name=place.app_name, user_id=place.user_id, session_id=place.session_id)
+        .order_by(StorageEvent.timestamp, StorageEvent.id)
+    )
+    found = [event.to_event() for event in events]
+    return session.to_session(state=dict(session.state), events=found)

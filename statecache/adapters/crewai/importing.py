@@ -19,7 +19,7 @@ import msgspec
 
 from statecache import Delete, Set, State, VersionConflict
 from statecache.adapters.crewai.persistence import NAMESPACE, flow_name
-from statecache.adapters.imported import IMPORT, newest, refuse_larger, take_in, was_here
+from statecache.adapters.imported import IMPORT, NOT_READ, Unreadable, newest, refuse_larger, take_in, was_here
 from statecache.adapters.items import given, kept
 from statecache.adapters.sqlite_files import reading
 
@@ -46,7 +46,7 @@ class StoredFlow(NamedTuple):
 
 
 async def import_flows(
-    flows: Iterable[StoredFlow], cache: AsyncStateCache, *, progress: Callable[[int], object],
+    flows: Iterable[StoredFlow | Unreadable], cache: AsyncStateCache, *, progress: Callable[[int], object],
     namespace: str = NAMESPACE, durability: Durability | None = None, dry_run: bool = False,
 ) -> ImportedFlows:  # fmt: skip
     """Add what flows came to to those of the same id; `progress` is told how many saves it has gone through."""
@@ -54,7 +54,10 @@ async def import_flows(
     taking = _Taking(view, cache.settings.value_bytes_max, dry_run=dry_run, progress=progress)
     for one in flows:
         taking.done.flows += 1
-        await take_in(one.flow_uuid, partial(taking.flow, one), taking.done)
+        if isinstance(one, Unreadable):
+            one.note(taking.done)
+        else:
+            await take_in(one.flow_uuid, partial(taking.flow, one), taking.done)
     return taking.done
 
 
@@ -115,8 +118,8 @@ class _Taking:
             await self._view.commit([Delete(name, expected=there)], reason=IMPORT)
 
 
-def sqlite_flows(source: Path) -> Iterator[StoredFlow]:
-    """Yield what the flows in a file of SQLite came to; nothing is written there.
+def sqlite_flows(source: Path) -> Iterator[StoredFlow | Unreadable]:
+    """Yield what the flows in a file of SQLite came to, or why that cannot be read; nothing is written there.
 
     Raises UsageError where the file is not there, and ConfigurationError where it holds no flows of CrewAI.
     """
@@ -125,11 +128,18 @@ def sqlite_flows(source: Path) -> Iterator[StoredFlow]:
         yield from _flows(rows)
 
 
-def _flows(rows: sqlite3.Connection) -> Iterator[StoredFlow]:
+def _flows(rows: sqlite3.Connection) -> Iterator[StoredFlow | Unreadable]:
+    for (flow_uuid,) in rows.execute("SELECT DISTINCT flow_uuid FROM flow_states ORDER BY flow_uuid"):
+        try:
+            yield _flow(rows, flow_uuid)
+        except NOT_READ as error:
+            yield Unreadable(flow_uuid, error)
+
+
+def _flow(rows: sqlite3.Connection, flow_uuid: str) -> StoredFlow:
     saves = "SELECT method_name, state_json FROM flow_states WHERE flow_uuid = ? ORDER BY id"
     waits = "SELECT context_json, state_json FROM pending_feedback WHERE flow_uuid = ?"
-    for (flow_uuid,) in rows.execute("SELECT DISTINCT flow_uuid FROM flow_states ORDER BY flow_uuid"):
-        found = [(method, json.loads(state)) for method, state in rows.execute(saves, (flow_uuid,))]
-        waiting = rows.execute(waits, (flow_uuid,)).fetchone()
-        pending = None if waiting is None else {"context": json.loads(waiting[0]), "state": json.loads(waiting[1])}
-        yield StoredFlow(flow_uuid, found, pending)
+    found = [(method, json.loads(state)) for method, state in rows.execute(saves, (flow_uuid,))]
+    waiting = rows.execute(waits, (flow_uuid,)).fetchone()
+    pending = None if waiting is None else {"context": json.loads(waiting[0]), "state": json.loads(waiting[1])}
+    return StoredFlow(flow_uuid, found, pending)

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 import psycopg
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple, get_checkpoint_id
+from redis.exceptions import RedisError
 
-from statecache import ConfigurationError, PostgresUnavailable, UsageError
+from statecache import ConfigurationError, PostgresUnavailable, StateCacheError, UsageError
 from statecache.adapters.imported import IMPORT, REFUSED, why
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.saver import StateCacheSaver
@@ -73,7 +74,7 @@ def import_checkpoints(
         gone = _Gone(target)
         try:
             for config in thread:
-                found = source.get_tuple(config)
+                found = _read(source, config)
                 if found is None:
                     continue
                 there = target.get_tuple(found.config)
@@ -89,6 +90,18 @@ def import_checkpoints(
         except REFUSED as error:
             done.failed[thread_id] = why(error)
     return done
+
+
+def _read(source: Source, config: RunnableConfig) -> CheckpointTuple | None:
+    """Return a checkpoint as the other checkpointer gives it; raises UsageError where that cannot read it."""
+    try:
+        return source.get_tuple(config)
+    except (StateCacheError, psycopg.Error, RedisError, OSError):
+        raise
+    except Exception as error:  # a serializer raises anything
+        what = f"checkpoint {config['configurable']['checkpoint_id']}"
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise UsageError(f"{what} cannot be read: {reason}") from error
 
 
 class _Importing:
@@ -174,7 +187,7 @@ def _put(found: CheckpointTuple, source: Source, target: StateCacheSaver, *, is_
     """Put a checkpoint as it was put when it was new, and what tasks have written at it."""
     thread_id, namespace = (found.config["configurable"][name] for name in ("thread_id", "checkpoint_ns"))
     if not is_there:
-        parent = source.get_tuple(found.parent_config) if found.parent_config else None
+        parent = _read(source, found.parent_config) if found.parent_config else None
         before = parent.checkpoint["channel_versions"] if parent else {}
         versions = found.checkpoint["channel_versions"]
         new = {name: version for name, version in versions.items() if before.get(name) != version}

@@ -21,7 +21,7 @@ import msgspec
 from statecache import OutcomeUnknown, VersionConflict
 from statecache.adapters.applied import is_applied
 from statecache.adapters.filling import lots
-from statecache.adapters.imported import IMPORT, may_go_on, refuse_larger, take_in
+from statecache.adapters.imported import IMPORT, NOT_READ, may_go_on, refuse_larger, take_in
 from statecache.adapters.items import kept
 from statecache.adapters.openai_agents.pages import Place, added
 from statecache.adapters.openai_agents.session import NAMESPACE
@@ -129,5 +129,5 @@ def sqlite_sessions(source: Path) -> Iterator[StoredSession]:
 
 def _read(texts: list[str]) -> Iterator[Any]:
     for text in texts:
-        with suppress(ValueError, TypeError):
+        with suppress(*NOT_READ):
             yield json.loads(text)
