@@ -23,3 +23,13 @@ def reading(source: Path, *, what: str, hint: str) -> Iterator[sqlite3.Connectio
             yield rows
         except sqlite3.DatabaseError as error:
             raise ConfigurationError(f"{source} holds no {what}: {error}", hint=hint) from error
+
+
+@contextmanager
+def moment(rows: sqlite3.Connection) -> Iterator[None]:
+    """Have what is read in a block be of one moment; read it to its end there, for it holds up who writes."""
+    rows.execute("BEGIN")
+    try:
+        yield
+    finally:
+        rows.rollback()

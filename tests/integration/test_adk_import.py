@@ -14,13 +14,15 @@ import pytest
 from google.adk.events.event import Event
 from google.adk.sessions.base_session_service import BaseSessionService
 from google.adk.sessions.database_session_service import DatabaseSessionService
+from google.adk.sessions.session import Session
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
 from statecache import AsyncStateCache, Settings
 from statecache.adapters import filling
-from statecache.adapters.adk import StateCacheSessionService, importing
+from statecache.adapters.adk import StateCacheSessionService, importing, sources
 from tests.support.adk_services import event
 from tests.support.command_line import CommandLine
+from tests.support.polling import pause
 from tests.support.vendor_schemas import vendor_schema
 
 WHOSE = [("orders", "alice", "42"), ("orders", "bob:b", "a/1"), ("other", "alice", "42")]
@@ -283,6 +285,67 @@ def test_what_is_not_stored_as_it_should_be_is_named_and_the_rest_is_taken_in(
         assert taken.json["written"] + taken.json["same"] == (9 if "user" in damage else 6)
     ours = asyncio.run(_ours(settings))
     assert [session is not None for session in ours] == [True, "user" in damage, True]
+
+
+async def test_a_session_is_taken_in_as_it_was_at_one_moment_though_somebody_goes_on_with_it_there(
+    settings: Settings, vendor: Vendor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is who goes on with it there held up by an import that has more to take in."""
+    await _filled(vendor, 2)
+    kind, where = vendor.words
+    opened = sources.sqlite_sessions(Path(where)) if kind == "adk-sqlite" else sources.database_sessions(where)
+    with opened as stored:
+        async with AsyncStateCache(settings=settings) as cache, asyncio.timeout(30):
+            sessions = iter(stored.sessions)
+            first = next(sessions)
+            async with vendor.service() as service:
+                for which in EVERY:
+                    await _append(service, which, [event("later", changes={"n": 7}, timestamp=2e9)])
+            rest = sources.Stored([], [first, *sessions])
+            done = await importing.import_sessions(rest, cache, progress=lambda _: None)
+    assert (done.written, done.kept, done.failed) == (2 + 3 + 3, [], {})
+    states = [(session["state"].get("n"), len(session["events"])) for session in await _ours(settings)]
+    assert states == [(1, 2), (7, 3), (7, 3)]
+
+
+async def test_state_and_events_are_read_as_of_one_moment(settings: Settings) -> None:
+    with vendor_schema(settings) as url:
+        driven = url.replace("postgresql://", "postgresql+psycopg://", 1)
+        vendor = Vendor(lambda: DatabaseSessionService(driven), "adk-database", url)
+        await _filled(vendor, 2)
+        with sources.database_sessions(url) as stored, psycopg.connect(url) as rows:
+            rows.execute("LOCK TABLE events IN ACCESS EXCLUSIVE MODE")  # so that events are read later than the state
+            reading = asyncio.create_task(asyncio.to_thread(lambda: next(iter(stored.sessions))))
+            async with asyncio.timeout(30):
+                while not rows.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone():
+                    await pause()
+            rows.execute("DELETE FROM events")
+            rows.execute("UPDATE sessions SET state = '{}'")
+            rows.commit()
+            session = await reading
+    assert isinstance(session, Session)
+    assert (len(session.events), session.state.get("n")) == (2, 1)
+
+
+def test_a_state_that_was_older_than_its_events_is_brought_up_to_them(
+    cli: CommandLine, settings: Settings, tmp_path: Path
+) -> None:
+    file = tmp_path / "sessions.db"
+    vendor = Vendor(lambda: SqliteSessionService(str(file)), "adk-sqlite", str(file))
+    theirs = asyncio.run(_filled(vendor, 2))
+    before = {}
+    with sqlite3.connect(file) as rows:
+        before = dict(rows.execute("SELECT app_name || user_id || id, state FROM sessions").fetchall())
+        rows.execute("UPDATE sessions SET state = '{}'")
+    assert cli("import", *vendor.words).status == 0
+    with sqlite3.connect(file) as rows:
+        for name, state in before.items():
+            rows.execute("UPDATE sessions SET state = ? WHERE app_name || user_id || id = ?", (state, name))
+    rows.close()
+    for _ in range(2):
+        again = cli("import", *vendor.words, "--json").json
+        assert (again["written"], again["same"], again["kept"]) == (0, 6, [])
+        assert asyncio.run(_ours(settings)) == theirs
 
 
 def test_a_namespace_may_be_another(cli: CommandLine, settings: Settings, vendor: Vendor) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import sqlite3
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import fakeredis
 import psycopg
 import pytest
 import redis
+from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.redis import RedisSaver
@@ -280,8 +281,47 @@ def _put_in(source: Any, target: Any, thread: str) -> None:
         writes: dict[str, list[Any]] = {}
         for task_id, channel, value in one.pending_writes or ():
             writes.setdefault(task_id, []).append((channel, value))
-        for task_id, written in writes.items():
-            target.put_writes(one.config, written, task_id)
+        for rank, (task_id, written) in enumerate(writes.items()):
+            target.put_writes(one.config, written, task_id, f"~{rank:06}")
+
+
+def _all_of(values: list[str], written: Sequence[list[str]]) -> list[str]:
+    return [*values, *(one for some in written for one in some)]
+
+
+class Logged(TypedDict):
+    log: Annotated[list[str], DeltaChannel(_all_of, list)]
+
+
+@pytest.mark.parametrize("vendor", ["postgres", "redis", "memory"])
+def test_what_tasks_have_written_side_by_side_stays_in_its_order(
+    cli: CommandLine, settings: Settings, vendors: str, documents: str, monkeypatch: pytest.MonkeyPatch, vendor: str
+) -> None:
+    """A channel of deltas is made of it, in the order of the tasks' places in the graph."""
+    graph = StateGraph(Logged)
+    for name in "abcdefgh":
+        graph.add_node(name, lambda _, name=name: {"log": [name]})
+        graph.add_edge(START, name)
+    with ExitStack() as opened:
+        theirs: Any
+        if vendor == "postgres":
+            theirs = opened.enter_context(PostgresSaver.from_conn_string(vendors))
+            theirs.setup()
+        else:
+            theirs = InMemorySaver()
+        ended = graph.compile(checkpointer=theirs).invoke({"log": ["in"]}, config("t"))
+        ours = opened.enter_context(StateCacheSaver(settings))
+        if vendor == "postgres":
+            assert cli("import", "langgraph-postgres", vendors).status == 0
+        elif vendor == "redis":
+            redis_saver = opened.enter_context(_redis_saver(documents, monkeypatch))
+            _put_in(theirs, redis_saver, "t")
+            assert cli("import", "langgraph-redis", documents).status == 0
+        else:
+            configs = [one.config for one in reversed([*theirs.list(config("t"))])]
+            importing.import_checkpoints(configs, theirs, ours, progress=lambda _: None)
+        assert graph.compile(checkpointer=ours).get_state(config("t")).values["log"] == ended["log"]
+        assert ended["log"] == ["in", *"abcdefgh"]
 
 
 def test_threads_of_the_vendors_redis_are_taken_in_whole_and_gone_on_with(

@@ -114,7 +114,10 @@ class _Taking:
         if found.head is None and not self._dry_run:
             await self._view.commit([Create(place.head, msgspec.to_builtins(head))], reason=IMPORT)
         revision = head.revision if found.head is None else found.known.revision
-        for lot in lots(events[len(there) :], lambda event: event.size):
+        new: list[list[Kept]] = [*lots(events[len(there) :], lambda event: event.size)]
+        if not new and given(found.known.state if found.head is not None else state) != session.state:
+            new = [[]]  # the state alone
+        for lot in new:
             if not self._dry_run:
                 revision = await self._append(place, lot, head, revision)
             self.done.written += len(lot)

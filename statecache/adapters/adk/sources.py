@@ -19,7 +19,7 @@ from google.adk.sessions.session import Session
 from statecache import ConfigurationError, Unavailable, UsageError
 from statecache.adapters.adk.documents import Of, Place
 from statecache.adapters.imported import NOT_READ, Unreadable
-from statecache.adapters.sqlite_files import reading
+from statecache.adapters.sqlite_files import moment, reading
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -63,21 +63,29 @@ def sqlite_sessions(source: Path) -> Iterator[Stored]:
 
 
 def _states(rows: sqlite3.Connection) -> Iterator[OfAppOrUser | Unreadable]:
-    for app_name, state in rows.execute("SELECT app_name, state FROM app_states ORDER BY 1"):
-        yield _state(Place(app_name, "", ""), "app", partial(json.loads, state))
-    for app_name, user_id, state in rows.execute("SELECT app_name, user_id, state FROM user_states ORDER BY 1, 2"):
-        yield _state(Place(app_name, user_id, ""), "user", partial(json.loads, state))
+    for (app_name,) in rows.execute("SELECT app_name FROM app_states ORDER BY 1").fetchall():
+        found = rows.execute("SELECT state FROM app_states WHERE app_name = ?", (app_name,)).fetchall()
+        yield from (_state(Place(app_name, "", ""), "app", partial(json.loads, state)) for (state,) in found)
+    for app_name, user_id in rows.execute("SELECT app_name, user_id FROM user_states ORDER BY 1, 2").fetchall():
+        user = Place(app_name, user_id, "")
+        found = rows.execute("SELECT state FROM user_states WHERE (app_name, user_id) = (?, ?)", user[:2]).fetchall()
+        yield from (_state(user, "user", partial(json.loads, state)) for (state,) in found)
 
 
 def _sessions(rows: sqlite3.Connection) -> Iterator[Session | Unreadable]:
-    every = "SELECT app_name, user_id, id, state, update_time FROM sessions ORDER BY 1, 2, 3"
+    every = "SELECT app_name, user_id, id FROM sessions ORDER BY 1, 2, 3"
+    session = "SELECT state, update_time FROM sessions WHERE (app_name, user_id, id) = (?, ?, ?)"
     events = "SELECT event_data FROM events WHERE (app_name, user_id, session_id) = (?, ?, ?) ORDER BY timestamp, rowid"
-    for *place, state, updated in rows.execute(every):
-        found = rows.execute(events, place).fetchall()
-        yield _session(Place(*place), partial(_session_of, Place(*place), state, updated, found))
+    for place in [Place(*row) for row in rows.execute(every).fetchall()]:
+        with moment(rows):
+            stored = rows.execute(session, place).fetchone()
+            found = rows.execute(events, place).fetchall()
+        if stored is not None:
+            yield _session(place, partial(_session_of, place, stored, found))
 
 
-def _session_of(place: Place, state: str, updated: float, events: Iterable[tuple[str]]) -> Session:
+def _session_of(place: Place, stored: tuple[str, float], events: Iterable[tuple[str]]) -> Session:
+    state, updated = stored
     return Session(
         app_name=place.app_name, user_id=place.user_id, id=place.session_id,
         state=json.loads(state), last_update_time=updated,
@@ -127,7 +135,7 @@ def database_sessions(url: str) -> Iterator[Stored]:
 def _engine(url: str) -> Engine:
     """Return what reads a database; a file of SQLite has to be there."""
     try:
-        from sqlalchemy import create_engine, exc, make_url
+        from sqlalchemy import create_engine, event, exc, make_url
     except ModuleNotFoundError as error:
         what = "an import from a database of ADK needs the package SQLAlchemy"
         raise ConfigurationError(what, hint="pip install 'google-adk[db]'") from error
@@ -136,7 +144,11 @@ def _engine(url: str) -> Engine:
         backend = named.get_backend_name()
         if backend == "sqlite" and not (named.database and Path(named.database).is_file()):
             raise UsageError(f"{named.database} does not exist")
-        return create_engine(named.set(drivername=_DRIVERS.get(backend, named.drivername)))
+        engine = create_engine(named.set(drivername=_DRIVERS.get(backend, named.drivername)))
+        if backend != "sqlite":
+            return engine.execution_options(isolation_level="REPEATABLE READ")
+        event.listen(engine, "begin", lambda rows: rows.exec_driver_sql("BEGIN"))  # its driver does not for a read
+        return engine
     except exc.ArgumentError as error:
         raise UsageError("this is no URL of a database", hint="postgresql://USER@HOST/DATABASE") from error
     except ModuleNotFoundError as error:
@@ -148,19 +160,32 @@ def _states_of(rows: sqlalchemy_orm.Session) -> Iterator[OfAppOrUser | Unreadabl
     from google.adk.sessions.schemas.v1 import StorageAppState, StorageUserState
     from sqlalchemy import select
 
-    apps = select(StorageAppState.app_name).order_by(StorageAppState.app_name)
-    for app_name in rows.scalars(apps).all():
+    key = StorageUserState.app_name, StorageUserState.user_id
+    with _moment_of(rows):
+        apps = rows.scalars(select(StorageAppState.app_name).order_by(StorageAppState.app_name)).all()
+        users = rows.execute(select(*key).order_by(*key)).all()
+    for app_name in apps:
         read = partial(_state_of, rows, StorageAppState, app_name)
         yield _state(Place(app_name, "", ""), "app", read)
-    key = StorageUserState.app_name, StorageUserState.user_id
-    for app_name, user_id in rows.execute(select(*key).order_by(*key)).all():
+    for app_name, user_id in users:
         read = partial(_state_of, rows, StorageUserState, (app_name, user_id))
         yield _state(Place(app_name, user_id, ""), "user", read)
 
 
-def _state_of(rows: sqlalchemy_orm.Session, table: type[Any], key: Any) -> Any:
-    found = rows.get(table, key)
-    return {} if found is None else found.state
+def _state_of(rows: sqlalchemy_orm.Session, table: type[Any], key: Any) -> dict[str, Any]:
+    with _moment_of(rows):
+        found = rows.get(table, key)
+        return {} if found is None else dict(found.state)
+
+
+@contextmanager
+def _moment_of(rows: sqlalchemy_orm.Session) -> Iterator[None]:
+    """Have what is read in a block be of one moment, and not remembered."""
+    try:
+        yield
+    finally:
+        rows.expunge_all()
+        rows.rollback()
 
 
 def _sessions_of(rows: sqlalchemy_orm.Session) -> Iterator[Session | Unreadable]:
@@ -168,11 +193,12 @@ def _sessions_of(rows: sqlalchemy_orm.Session) -> Iterator[Session | Unreadable]
     from sqlalchemy import select
 
     key = StorageSession.app_name, StorageSession.user_id, StorageSession.id
-    for place in [Place(*row) for row in rows.execute(select(*key).order_by(*key))]:
+    with _moment_of(rows):
+        places = [Place(*row) for row in rows.execute(select(*key).order_by(*key))]
+    for place in places:
         session = _session(place, partial(_stored_session, rows, place))
         if session is not None:
             yield session
-        rows.expunge_all()
 
 
 def _stored_session(rows: sqlalchemy_orm.Session, place: Place) -> Session | None:
@@ -180,13 +206,14 @@ def _stored_session(rows: sqlalchemy_orm.Session, place: Place) -> Session | Non
     from google.adk.sessions.schemas.v1 import StorageEvent, StorageSession
     from sqlalchemy import select
 
-    session = rows.get(StorageSession, tuple(place))
-    if session is None:
-        return None
-    events = rows.scalars(
-        select(StorageEvent)
-        .filter_by(app_name=place.app_name, user_id=place.user_id, session_id=place.session_id)
-        .order_by(StorageEvent.timestamp, StorageEvent.id)
-    )
-    found = [event.to_event() for event in events]
-    return session.to_session(state=dict(session.state), events=found)
+    with _moment_of(rows):
+        session = rows.get(StorageSession, tuple(place))
+        if session is None:
+            return None
+        events = rows.scalars(
+            select(StorageEvent)
+            .filter_by(app_name=place.app_name, user_id=place.user_id, session_id=place.session_id)
+            .order_by(StorageEvent.timestamp, StorageEvent.id)
+        )
+        found = [event.to_event() for event in events]
+        return session.to_session(state=dict(session.state), events=found)

@@ -11,11 +11,11 @@ that cannot be taken in, and those after it are taken in.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import psycopg
@@ -40,6 +40,10 @@ _NEXT = """
 SELECT thread_id, checkpoint_ns, checkpoint_id FROM checkpoints
 WHERE (thread_id, checkpoint_ns, checkpoint_id) > (%s, %s, %s) ORDER BY 1, 2, 3 LIMIT 1000
 """
+_PATHS = """
+SELECT DISTINCT task_id, task_path FROM checkpoint_writes
+WHERE (thread_id, checkpoint_ns, checkpoint_id) = (%s, %s, %s)
+"""
 
 
 class Source(Protocol):
@@ -47,6 +51,14 @@ class Source(Protocol):
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that is named, with its pending writes; None where it is gone."""
+
+
+@runtime_checkable
+class NamesPaths(Protocol):
+    """A source that tells where in the graph a task stood, by which what several have written is put in order."""
+
+    def task_paths(self, config: RunnableConfig) -> dict[str, str]:
+        """Return the paths of the tasks that have written at a checkpoint, by the tasks' ids."""
 
 
 class ImportedThreads(msgspec.Struct, kw_only=True):
@@ -141,9 +153,32 @@ def _is_deleted(state: State[Any]) -> bool:
     return state.version > 0 and not state.change_id
 
 
+class PostgresCheckpoints:
+    """The checkpoints that the vendor's saver holds in Postgres; `rows` is a connection of our own to it."""
+
+    def __init__(self, saver: BaseCheckpointSaver[Any], rows: psycopg.Connection[Any]) -> None:
+        self._saver, self._rows = saver, rows
+
+    def configs(self) -> Iterator[RunnableConfig]:
+        """Yield what names each, by pages: a transaction that waited for the import would hold up vacuum."""
+        page = [("", "", "")]
+        while page := self._rows.execute(_NEXT, page[-1]).fetchall():
+            yield from (_config(*row) for row in page)
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return the checkpoint that is named, with its pending writes; None where it is gone."""
+        return self._saver.get_tuple(config)
+
+    def task_paths(self, config: RunnableConfig) -> dict[str, str]:
+        """Return the paths of the tasks that have written at a checkpoint, by the tasks' ids."""
+        named = config["configurable"]
+        where = named["thread_id"], named["checkpoint_ns"], get_checkpoint_id(config)
+        return dict(self._rows.execute(_PATHS, where).fetchall())
+
+
 @contextmanager
-def postgres_checkpoints(url: str) -> Iterator[tuple[BaseCheckpointSaver[Any], Iterator[RunnableConfig]]]:
-    """Open the vendor's saver on its Postgres, and yield it with what names each of its checkpoints.
+def postgres_checkpoints(url: str) -> Iterator[tuple[PostgresCheckpoints, Iterator[RunnableConfig]]]:
+    """Open the vendor's Postgres, and yield its checkpoints with what names each of them.
 
     Raises ConfigurationError where its package or its tables are missing, UsageError for what is no URL, and
     PostgresUnavailable.
@@ -156,8 +191,9 @@ def postgres_checkpoints(url: str) -> Iterator[tuple[BaseCheckpointSaver[Any], I
             hint="pip install langgraph-checkpoint-postgres",
         ) from error
     try:
-        with PostgresSaver.from_conn_string(url) as source, psycopg.connect(url, autocommit=True) as names:
-            yield source, _every(names)
+        with PostgresSaver.from_conn_string(url) as saver, psycopg.connect(url, autocommit=True) as rows:
+            found = PostgresCheckpoints(saver, rows)
+            yield found, found.configs()
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
         raise ConfigurationError(
             "this database holds no checkpoints of LangGraph's Postgres saver, or those of an early release of it",
@@ -169,13 +205,6 @@ def postgres_checkpoints(url: str) -> Iterator[tuple[BaseCheckpointSaver[Any], I
         raise UsageError("this is no URL of a Postgres", hint="postgresql://USER@HOST/DATABASE") from error
     except psycopg.OperationalError as error:
         raise PostgresUnavailable("connect", detail=f"what is taken in: {error}") from error
-
-
-def _every(names: psycopg.Connection[tuple[str, str, str]]) -> Iterator[RunnableConfig]:
-    """Yield what names each checkpoint, by pages: a transaction that waited for the import would hold up vacuum."""
-    page = [("", "", "")]
-    while page := names.execute(_NEXT, page[-1]).fetchall():
-        yield from (_config(*row) for row in page)
 
 
 def _config(thread_id: str, checkpoint_ns: str, checkpoint_id: str | None = None) -> RunnableConfig:
@@ -196,9 +225,18 @@ def _put(found: CheckpointTuple, source: Source, target: StateCacheSaver, *, is_
     writes: dict[str, list[tuple[str, Any]]] = {}
     for task_id, channel, value in found.pending_writes or ():
         writes.setdefault(task_id, []).append((channel, value))
+    paths = _task_paths(source, found.config, writes)
     for task_id, written in writes.items():
         # Those that replace one another have places of their own: the others keep theirs when such a one has come.
-        target.put_writes(found.config, sorted(written, key=lambda one: one[0] in WRITES_IDX_MAP), task_id)
+        target.put_writes(
+            found.config, sorted(written, key=lambda one: one[0] in WRITES_IDX_MAP), task_id, paths[task_id]
+        )
+
+
+def _task_paths(source: Source, config: RunnableConfig, tasks: Iterable[str]) -> Mapping[str, str]:
+    """Return where in the graph tasks stood; of a source that does not tell, their places in the order it gives."""
+    ranks = {task_id: f"{rank:06}" for rank, task_id in enumerate(tasks)}
+    return ranks | source.task_paths(config) if ranks and isinstance(source, NamesPaths) else ranks
 
 
 def _written(one: CheckpointTuple, serde: SerializerProtocol) -> Counter[tuple[str, str, str, bytes]]:

@@ -101,6 +101,13 @@ class RedisCheckpoints:
             ],
         )
 
+    def task_paths(self, config: RunnableConfig) -> dict[str, str]:
+        """Return the paths of the tasks that have written at a checkpoint, by the tasks' ids."""
+        configurable = config["configurable"]
+        name = Name(configurable["thread_id"], configurable["checkpoint_ns"], get_checkpoint_id(config) or "")
+        found = self._read(self._writes.get(name, ()), "$.task_id", "$.task_path")
+        return {one["$.task_id"][0]: one["$.task_path"][0] for one in found if one and one["$.task_path"]}
+
     def _named(self, prefix: str) -> Iterator[tuple[bytes, Name]]:
         """Yield the keys that begin so and hold documents, with the checkpoints that these name."""
         some: list[bytes] = []
