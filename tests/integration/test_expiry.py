@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from statecache import AlreadyCurrent, AsyncStateCache, CodecError, NotFound, RedisUnavailable, Settings
+from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Absent
 from statecache.core.commit.endings import delete_ended
 from statecache.keys import KeySpace
@@ -103,6 +104,57 @@ async def test_a_state_is_found_until_its_end_wherever_it_comes_from(
     assert [one async for one in client.list("runs/")] == []
     with pytest.raises(NotFound):
         await client.update(KEY, lambda value: value)
+
+
+async def _read_all(client: AsyncStateCache, how: str) -> list[Any]:
+    if how == "list":
+        return [one async for one in client.list("runs/")]
+    if how == "fenced":
+        return [await client.get(KEY, read="fenced")]
+    found = await client.get_many([KEY, "runs/1/cold"], read="fenced" if how == "many, fenced" else "primary")
+    return [found[KEY]]
+
+
+@pytest.mark.counts_seconds
+@pytest.mark.parametrize("how", ["many", "many, fenced", "fenced", "list"])
+async def test_a_state_whose_end_is_put_off_is_found_however_long_a_read_takes(
+    client: AsyncStateCache, other: AsyncStateCache, worker: Worker, settings: Settings, redis_raw: Any,
+    keys: KeySpace, psql: psycopg.Connection[Any], how: str,
+) -> None:  # fmt: skip
+    await other.set("runs/1/cold", 1)
+    await other.set(KEY, 1, ttl=HOUR)
+    await flush(worker)
+    assert evict(redis_raw, keys, "runs/1/cold")
+    await other.touch(KEY, ttl=0.6)
+    with psql.transaction():
+        for table in ("shard", "state"):
+            psql.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
+        reading = asyncio.create_task(_read_all(client, how))
+        until = monotonic() + 1.2
+        while monotonic() < until:
+            await other.touch(KEY, ttl=0.6)
+            await pause()
+        assert not reading.done()
+        await other.touch(KEY, ttl=HOUR)
+    assert [state and state.value for state in await reading][:1] == [1]
+
+
+async def test_a_listing_finds_what_is_put_off_while_its_reader_takes_his_time(
+    cache: AsyncStateCache, settings: Settings, worker: Worker
+) -> None:
+    """What has ended since the listing began is looked at again; what is still there then is given as it is."""
+    async with AsyncStateCache(settings=settings) as other:
+        for number in range(4):
+            await other.set(f"runs/1/{number}", 0, ttl=0.4)
+        await flush(worker)
+        found = []
+        async for state in cache.list("runs/1/"):
+            found.append(state.key)
+            if len(found) == 1:
+                await other.touch("runs/1/1", ttl=HOUR)
+                await other.set("runs/1/2", 1)
+                await _gone(other, "runs/1/3")
+    assert found == ["runs/1/0", "runs/1/1", "runs/1/2"]
 
 
 async def test_only_what_has_ended_and_was_not_written_again_is_deleted(

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from statecache.clock import monotonic
+from statecache.clock import boottime, monotonic
 from statecache.core.read.dirty import Dirty, Look
 from statecache.core.read.listed import STATEMENTS, Listed, Overlay, Sight
 from statecache.errors import InvalidKey, PostgresUnavailable, RedisUnavailable
@@ -93,10 +93,10 @@ class Listing:
         if prefix:
             _, shard = checked_prefix_of_list(prefix, self._keys.shards)
         shards = range(self._keys.shards) if shard is None else [shard]
-        given = 0
+        given, begun = 0, boottime()
         by_key = listed.order in ("key", "-key")
         async for found in (self._by_key if by_key else self._by_age)(listed, shards, seconds):
-            sight = await self.seen(found, seconds)
+            sight = await self.seen(found, seconds, begun)
             if sight.is_listed and sight.holds(listed.selection.filter):
                 given += 1
                 yield sight
@@ -127,12 +127,18 @@ class Listing:
             found = found - {namespace} | live
         return sorted(found)
 
-    async def seen(self, sight: Sight, seconds: float) -> Sight:
-        """Return the sight as it is now, or a newer one where this process has seen a newer state."""
+    async def seen(self, sight: Sight, seconds: float, begun: float) -> Sight:
+        """Return the sight, or a newer one where this process has seen a newer state, or its end may have been put off.
+
+        It may where it has come since a moment of `boottime` before which nothing was read.
+        """
         record = sight.record
         if self._near.seen(record.key, (record.epoch, record.version)):
-            lived = self._clock.lived(record)
-            return sight if lived is record else replace(sight, record=lived)
+            if self._clock.lived(record) is record:
+                return sight
+            ended = self._clock.lived(record, begun)
+            if ended is not record:
+                return replace(sight, record=ended)
         return Sight(await self._reader.primary(record.key, end=monotonic() + seconds))
 
     async def overlay(

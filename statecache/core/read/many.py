@@ -8,7 +8,8 @@
 
 What is not in Redis is hydrated, a shard in one query. A state that cannot be believed as it was found (its gate is
 closed, an older one than this process has seen, the server is not the current one) is read by itself, by the reader:
-what that waits for and proves stands there. An answer is as of some moment during the call, each state by itself.
+what that waits for and proves stands there. An answer is as of some moment during the call, each state by itself: also
+whether its end has come, which is judged as it is read, for it may be put off while others are waited for.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class ManyReader:
         for some in in_parts(keys, _ASKED_AT_ONCE):
             if self._near.keeps and self._tracked.is_up():
                 found |= await self._kept(some, end, max_stale)
-        return self._lived(found) | await self.primary([key for key in keys if key not in found], end=end)
+        return found | await self.primary([key for key in keys if key not in found], end=end)
 
     async def primary(self, keys: Sequence[str], *, end: float) -> dict[str, Record]:
         """Return the keys' records on the primary; a state is never older than what was seen before."""
@@ -86,7 +87,7 @@ class ManyReader:
         for key in keys:
             if key not in found:
                 found[key] = await self._reader.primary(key, end=end)
-        return self._lived(found)
+        return found
 
     async def fenced(self, keys: Sequence[str], *, end: float) -> dict[str, Record]:
         """Return the records of the lineage that Postgres says is current."""
@@ -104,11 +105,7 @@ class ManyReader:
         for key in keys:
             if key not in found:
                 found[key] = await self._reader.fenced(key, end=end)
-        return self._lived(found)
-
-    def _lived(self, found: dict[str, Record]) -> dict[str, Record]:
-        """Return the records as they are now: some may have come to their end."""
-        return {key: self._redis.clock.lived(record) for key, record in found.items()}
+        return found
 
     async def _kept(self, keys: Sequence[str], end: float, max_stale: float | None) -> dict[str, Record]:
         """Return what the tracked connection brings, from now on kept here, of keys that are not."""
@@ -132,7 +129,7 @@ class ManyReader:
                 raise reading.error
             record = reading.record if answered else None
             if record is not None and self._near.seen(record.key, (record.epoch, record.version)):
-                found[record.key] = record
+                found[record.key] = self._redis.clock.lived(record)
         return found
 
     async def _answered(self, reading: Reading, patience: float) -> bool:
@@ -158,11 +155,12 @@ class ManyReader:
                 if record is None:
                     lacking.append(key)
                 else:
-                    found.append(ReadState(record, epoch, replid))
+                    found.append(ReadState(self._redis.clock.lived(record), epoch, replid))
             missing += [(_Part(part.shard, some), epoch, replid) for some in in_parts(lacking, _HYDRATED_AT_ONCE)]
         for part, epoch, replid in missing:
             loaded = await self._hydrator.load(part.keys, end=end)
-            found += [ReadState(record, epoch, replid) for record in loaded.values()]
+            lived = map(self._redis.clock.lived, loaded.values())
+            found += [ReadState(record, epoch, replid) for record in lived]
         return found
 
     async def _run(self, parts: Sequence[_Part], end: float) -> list[Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from statecache.clock import monotonic
+from statecache.clock import boottime, monotonic
 from statecache.core.read.listed import Listed, Sight
 from statecache.errors import ConfigurationError, LimitExceeded, PostgresUnavailable, UsageError
 from statecache.keys import checked_prefix_of_list
@@ -99,7 +99,7 @@ class Nearest:
         self, wanted: Nearness, namespace: str, index: _Index, shards: Sequence[int], seconds: float
     ) -> list[Ranked] | None:
         """Return the nearest, or None where the index is there no more, or is another one."""
-        listed, asked = Listed(selection=wanted.selection), max(_ASKED_MIN, 2 * wanted.limit)
+        listed, asked, begun = Listed(selection=wanted.selection), max(_ASKED_MIN, 2 * wanted.limit), boottime()
         overlay = await self._listing.overlay(listed, shards, seconds)
         parameters = {
             "namespace": namespace, "vector": wanted.vector.spelled(), "shards": [*shards], "waiting": COMPARED_MAX,
@@ -117,7 +117,7 @@ class Nearest:
             _refuse_too_many(waiting)
             held = [row[:-3] for row in rows if row[0] is not None]
             sights = await self._listing.everything(held, overlay, seconds)
-            found = await self._ranks(wanted, sights.values(), seconds)
+            found = await self._ranks(wanted, sights.values(), seconds, begun)
             last = found[wanted.limit - 1].score if len(found) >= wanted.limit else -2.0
             if given < asked or asked >= _ASKED_MAX or last >= 1.0 - farthest + _ROUNDING:
                 return found[: wanted.limit]
@@ -129,8 +129,8 @@ class Nearest:
         _refuse_too_many(len(sights))
         return _ranked(wanted, (one.record for one in sights))[: wanted.limit]
 
-    async def _ranks(self, wanted: Nearness, sights: Iterable[Sight], seconds: float) -> list[Ranked]:
-        seen = [await self._listing.seen(one, seconds) for one in sights]
+    async def _ranks(self, wanted: Nearness, sights: Iterable[Sight], seconds: float, begun: float) -> list[Ranked]:
+        seen = [await self._listing.seen(one, seconds, begun) for one in sights]
         return _ranked(wanted, (one.record for one in seen if one.holds(wanted.selection.filter)))
 
 

@@ -15,7 +15,7 @@ Whatever way it comes, a state that is older than one that this process has seen
 where that brings nothing newer, it is believed only when the newer one is proven to be gone: the shard is in a later
 epoch (it was lost with its Redis), or Postgres knows the server as the current lineage (it was set aside).
 
-A state whose end has come is given as `expired`, at the same place, until a worker has deleted it.
+A state whose end has come when it is read is given as `expired`, at the same place, until a worker has deleted it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Reader:
             else:
                 record, unavailable = await self._believed(found, end, asking=asking)
             if record is not None and record.version >= least:
-                return self._redis.clock.lived(record)
+                return record
             unavailable = unavailable or Unavailable("version", detail=f"{key!r} has not reached version {least}")
             if backoff.outlasts(end):
                 raise unavailable
@@ -184,7 +184,7 @@ class Reader:
             if record is None:
                 record = (await self._hydrator.load([key], end=end)).get(key)
             if record is not None:
-                return ReadState(record, int(rest[0]), rest[1].decode())
+                return ReadState(self._redis.clock.lived(record), int(rest[0]), rest[1].decode())
 
     def _met_closed(self, shard: int) -> None:
         now = monotonic()
@@ -210,7 +210,7 @@ class Reader:
             record = record_of_row(rows[0])[0] if rows else absence(key, self._near.epoch_of(key))
             place = (record.epoch, record.version)
             if (place >= here or not here[1]) and self._near.seen(key, place):
-                return record, Unavailable("epoch", detail=closed)
+                return self._redis.clock.lived(record), Unavailable("epoch", detail=closed)
             why = f"Postgres holds an older state of {key!r}"
         except PostgresUnavailable as error:
             why = str(error)
@@ -228,7 +228,7 @@ class Reader:
             raise refusal(reply, redis_key) from reply
         record = record_of(redis_key, key, reply)
         seen = record is not None and self._near.seen(key, (record.epoch, record.version))
-        return record if seen else None
+        return self._redis.clock.lived(record) if record is not None and seen else None
 
     async def local(self, key: str, *, end: float, least: int = 0, max_stale: float | None = None) -> Record:
         """Return the record by way of the tracked connection, so that it is here the next time; else the primary's."""
@@ -273,7 +273,7 @@ class Reader:
                 record, epoch = found.record, found.epoch
                 current = bool(rows) and tuple(rows[0][1:3]) == (epoch, found.replid)
                 if current and self.is_believed(record, epoch) and record.version >= least:
-                    return self._redis.clock.lived(record)
+                    return record
                 detail = f"the Redis that answers, in epoch {epoch}, is not the current one"
                 unavailable = Unavailable("epoch", detail=detail)
                 if current:

@@ -39,8 +39,10 @@ class ServerClock:
         until = until_of(encoding)
         return inf if until is None else (until - self._ahead_ms) / 1000
 
-    def lived(self, record: Record) -> Record:
-        """Return the record, or, where its end has come, as `expired`."""
-        if len(record.encoding) <= PLAIN_MAX or record.op != "set" or boottime() < self.moment_of(record.encoding):
+    def lived(self, record: Record, at: float | None = None) -> Record:
+        """Return the record, or, where its end has come, now or by a moment of `boottime`, as `expired`."""
+        if len(record.encoding) <= PLAIN_MAX or record.op != "set":
+            return record
+        if (boottime() if at is None else at) < self.moment_of(record.encoding):
             return record
         return replace(record, op="expired")
