@@ -37,7 +37,7 @@ async def adopt(settings: Settings, shards: Sequence[int], *, by: str, given_up:
 
     There is no handshake first: the pin in a Redis that has to be adopted may be another lineage's.
     """
-    from statecache.core.epoch.gate import Gate
+    from statecache.core.epoch.gate import Gate, Vouched
     from statecache.core.postgres.tier import PostgresTier
     from statecache.core.redis.connection import Link, dialer
 
@@ -46,7 +46,7 @@ async def adopt(settings: Settings, shards: Sequence[int], *, by: str, given_up:
     try:
         link = await Link.open(dialer(settings), settings)
         try:
-            gate = Gate(settings, keys, by=by, authority="operator", vouched=given_up)
+            gate = Gate(settings, keys, by=by, authority="operator", vouched=Vouched(given_up))
             return await gate.open(link, session.connection, shards)
         finally:
             await link.close()

@@ -16,9 +16,10 @@ another **branch**, an old primary that went on by itself, and opens on an opera
 
 A Redis that holds **no data set** of ours (a new disk, a FLUSHALL, the wrong URL) is adopted in a shard's first epoch
 by whoever sets the deployment up, and later only where it is known to stand in the place of the server that the row
-names: a worker that flushed from that server in this process' life finds it at the same URL, or an operator says so and
-names that server. Nobody else, for who points at the wrong Redis must not take production's epoch; that the server
-itself is the same proves nothing, it has other databases. What one of these began, anybody may finish.
+names: a worker that flushed from that server in this process' life, or began an epoch on it, finds it at the same URL,
+or an operator says so and names that server. Nobody else, for who points at the wrong Redis must not take production's
+epoch; that the server itself is the same proves nothing, it has other databases. What one of these began, anybody may
+finish.
 
 A Postgres that **went back** (restored, or an asynchronous standby took over) shows as a watermark lower than its copy
 in the data set. A worker begins a new epoch then, too: whoever waits for what was flushed before asks Postgres, and all
@@ -51,7 +52,7 @@ Postgres holds beyond it the data set has not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -194,12 +195,12 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(
-    row: ShardRow, look: Look, authority: Authority, *, pin: Pin, vouched: Collection[str] = ()
+    row: ShardRow, look: Look, authority: Authority, *, pin: Pin, vouched: Container[str] = ()
 ) -> Opening | Refusal | None:
     """Decide whether the shard may be opened; None means that it is open already.
 
     `vouched` are the replids of servers in whose place this Redis stands: a worker flushed from them in this process'
-    life, an operator names them.
+    life, or began an epoch on them, an operator names them.
     """
     if look.role != "master":
         return Refusal(why="this server is a replica", wait=True)
@@ -249,7 +250,7 @@ def _is_open(row: ShardRow, look: Look) -> bool:
     return _is_named(row, look) and told and look.n >= row.flushed
 
 
-def _on_a_word(row: ShardRow, vouched: Collection[str], seen: int) -> Opening | Refusal:
+def _on_a_word(row: ShardRow, vouched: Container[str], seen: int) -> Opening | Refusal:
     """Decide for an operator, who has to name the server that is given up."""
     if not row.epoch or row.replid in vouched:
         return Opening(seen=seen)
@@ -259,7 +260,7 @@ def _on_a_word(row: ShardRow, vouched: Collection[str], seen: int) -> Opening | 
     )
 
 
-def _adopt(row: ShardRow, look: Look, authority: Authority, vouched: Collection[str], seen: int) -> Opening | Refusal:
+def _adopt(row: ShardRow, look: Look, authority: Authority, vouched: Container[str], seen: int) -> Opening | Refusal:
     """Decide about a Redis that holds no data set of ours, but maybe the reservation of whoever began to adopt it."""
     begun = row.epoch > 0 and row.replid in look.lineage
     if begun or (authority in ("setup", "worker") and (not row.epoch or row.replid in vouched)):
@@ -271,8 +272,8 @@ def _adopt(row: ShardRow, look: Look, authority: Authority, vouched: Collection[
     emptied = " The URL names another database number of that server, or it was emptied."
     return Refusal(
         why=f"this Redis ({look.server}) holds no data set of ours, Postgres says epoch {row.epoch} of {row.replid}: a "
-        "worker that has flushed from that server and still runs adopts it; if none does, whether this server takes "
-        f"its place is {_word(row)}.{emptied if look.server == row.replid else ''}",
+        "worker that has flushed from that server, or opened it, and still runs adopts it; if none does, whether this "
+        f"server takes its place is {_word(row)}.{emptied if look.server == row.replid else ''}",
         wait=authority == "client",
     )
 

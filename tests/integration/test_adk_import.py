@@ -333,19 +333,15 @@ def test_a_state_that_was_older_than_its_events_is_brought_up_to_them(
     file = tmp_path / "sessions.db"
     vendor = Vendor(lambda: SqliteSessionService(str(file)), "adk-sqlite", str(file))
     theirs = asyncio.run(_filled(vendor, 2))
-    before = {}
-    with sqlite3.connect(file) as rows:
-        before = dict(rows.execute("SELECT app_name || user_id || id, state FROM sessions").fetchall())
-        rows.execute("UPDATE sessions SET state = '{}'")
-    assert cli("import", *vendor.words).status == 0
-    with sqlite3.connect(file) as rows:
-        for name, state in before.items():
-            rows.execute("UPDATE sessions SET state = ? WHERE app_name || user_id || id = ?", (state, name))
-    rows.close()
-    for _ in range(2):
-        again = cli("import", *vendor.words, "--json").json
-        assert (again["written"], again["same"], again["kept"]) == (0, 6, [])
-        assert asyncio.run(_ours(settings)) == theirs
+    for changes in (["ADD COLUMN actual", "SET actual = state, state = '{}'"], ["SET state = actual"]):
+        with sqlite3.connect(file) as rows:
+            for change in changes:
+                rows.execute(f"{'ALTER TABLE' if 'ADD' in change else 'UPDATE'} sessions {change}")
+        rows.close()
+        assert cli("import", *vendor.words).status == 0
+    again = cli("import", *vendor.words, "--json").json
+    assert (again["written"], again["same"], again["kept"]) == (0, 6, [])
+    assert asyncio.run(_ours(settings)) == theirs
 
 
 def test_a_namespace_may_be_another(cli: CommandLine, settings: Settings, vendor: Vendor) -> None:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Any, TypedDict
 
-import fakeredis
-import psycopg
 import pytest
 import redis
-from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
-from langgraph.checkpoint.redis import RedisSaver
-from langgraph.checkpoint.redis.key_registry import SyncCheckpointKeyRegistry
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
 from statecache import Settings
 from statecache.adapters.langgraph import StateCacheSaver, importing
 from tests.support.command_line import CommandLine
+from tests.support.langgraph_imports import all_told, by_name, play, put_in, redis_of_documents, redis_saver
 from tests.support.langgraph_stories import builder, config, outer
 from tests.support.vendor_schemas import vendor_schema
 
@@ -36,51 +30,40 @@ def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 @pytest.fixture
+def documents() -> Iterator[str]:
+    """The URL of a Redis that holds documents."""
+    with redis_of_documents() as url:
+        yield url
+
+
+@pytest.fixture
 def vendors(settings: Settings) -> Iterator[str]:
     """The URL of a schema of the vendor's own, in the test's Postgres."""
     with vendor_schema(settings) as url:
         yield url
 
 
-def _told(saver: Any, thread: str) -> list[Any]:
-    """Return all that a saver tells of a thread's checkpoints, the newest first."""
-    return [
-        (one.config["configurable"], one.parent_config and one.parent_config["configurable"], one.checkpoint,
-         one.metadata, sorted(one.pending_writes or (), key=repr))
-        for one in saver.list({"configurable": {"thread_id": thread}})
-    ]  # fmt: skip
-
-
-def _play(saver: Any, thread: str, *answers: str) -> dict[str, Any]:
-    """Run a graph that asks a person; return what it ends with."""
-    graph = builder().compile(checkpointer=saver)
-    ended = graph.invoke({"messages": ["hello"], "count": 0}, config(thread)) if not answers else {}
-    for answer in answers:
-        ended = graph.invoke(Command(resume=answer), config(thread))
-    return ended
-
-
 def test_threads_are_taken_in_whole_and_gone_on_with(cli: CommandLine, settings: Settings, vendors: str) -> None:
     with PostgresSaver.from_conn_string(vendors) as theirs, StateCacheSaver(settings) as ours:
         theirs.setup()
-        _play(theirs, "asked/1")
+        play(theirs, "asked/1")
         for answers in ((), ("yes",)):
-            _play(theirs, "done", *answers)
+            play(theirs, "done", *answers)
         outer().compile(checkpointer=theirs).invoke({"messages": ["hello"], "count": 0}, config("nested"))
         threads = ("asked/1", "done", "nested")
         tried = cli("import", "langgraph-postgres", vendors, "--dry-run")
-        assert (tried.status, _told(ours, "done")) == (0, [])
+        assert (tried.status, all_told(ours, "done")) == (0, [])
         taken = cli("import", "langgraph-postgres", vendors)
-        count = sum(len(_told(theirs, thread)) for thread in threads)
+        count = sum(len(all_told(theirs, thread)) for thread in threads)
         assert taken.out == f"{count} checkpoints of 3 threads written, 0 there already\n"
         assert tried.out == taken.out.replace("threads written", "threads would be written")
-        assert len({told[0]["checkpoint_ns"] for told in _told(theirs, "nested")}) == 2
+        assert len({told[0]["checkpoint_ns"] for told in all_told(theirs, "nested")}) == 2
         for thread in threads:
-            assert _told(ours, thread) == _told(theirs, thread)
+            assert all_told(ours, thread) == all_told(theirs, thread)
         assert cli("import", "langgraph-postgres", vendors).out == (
             f"0 checkpoints of 3 threads written, {count} there already\n"
         )
-        ended = [_play(saver, "asked/1", "yes")["messages"] for saver in (theirs, ours)]
+        ended = [play(saver, "asked/1", "yes")["messages"] for saver in (theirs, ours)]
         assert ended[0] == ended[1]
         assert any("answered yes" in message for message in ended[0])
 
@@ -91,7 +74,7 @@ def test_an_import_that_was_cut_off_goes_on_and_never_turns_a_thread_back(
     with PostgresSaver.from_conn_string(vendors) as theirs, StateCacheSaver(settings) as ours:
         theirs.setup()
         for answers in ((), ("yes",)):
-            _play(theirs, "t", *answers)
+            play(theirs, "t", *answers)
         monkeypatch.setattr(importing, "_NEXT", importing._NEXT.replace("LIMIT 1000", "LIMIT 2"))
         put, left = StateCacheSaver.put, [None] * 2
 
@@ -104,16 +87,16 @@ def test_an_import_that_was_cut_off_goes_on_and_never_turns_a_thread_back(
         monkeypatch.setattr(StateCacheSaver, "put", cut)
         assert cli("import", "langgraph-postgres", vendors).status == 130
         monkeypatch.setattr(StateCacheSaver, "put", put)
-        assert len(_told(ours, "t")) == 2
-        count = len(_told(theirs, "t"))
+        assert len(all_told(ours, "t")) == 2
+        count = len(all_told(theirs, "t"))
         assert cli("import", "langgraph-postgres", vendors, "--json").json == {
             "threads": 1, "written": count - 2, "same": 2, "kept": [], "failed": {},
         }  # fmt: skip
-        assert _told(ours, "t") == _told(theirs, "t")
+        assert all_told(ours, "t") == all_told(theirs, "t")
         graph = builder().compile(checkpointer=ours)
         further = graph.update_state(config("t"), {"count": 77})
         theirs.delete_thread("t")
-        _play(theirs, "other")
+        play(theirs, "other")
         assert cli("import", "langgraph-postgres", vendors).status == 0
         latest = ours.get_tuple(config("t"))
         assert latest is not None
@@ -125,14 +108,14 @@ def test_writes_that_came_after_an_import_are_taken_in_by_the_next(
 ) -> None:
     with PostgresSaver.from_conn_string(vendors) as theirs, StateCacheSaver(settings, namespace="mine") as ours:
         theirs.setup()
-        _play(theirs, "t")
+        play(theirs, "t")
         at = theirs.get_tuple(config("t"))
         assert at is not None
         arguments = ("import", "langgraph-postgres", vendors, "--namespace", "mine", "--json")
         assert cli(*arguments).json["same"] == 0
         theirs.put_writes(at.config, [("messages", ["later"])], "a-task")
         assert cli(*arguments).json["written"] == 1
-        assert _told(ours, "t") == _told(theirs, "t")
+        assert all_told(ours, "t") == all_told(theirs, "t")
 
 
 class Answers(TypedDict):
@@ -176,54 +159,38 @@ def test_threads_that_were_deleted_or_thinned_out_here_stay_so_and_are_named(
     with PostgresSaver.from_conn_string(vendors) as theirs, StateCacheSaver(settings) as ours:
         theirs.setup()
         for thread in ("deleted", "pruned", "same"):
-            _play(theirs, thread)
+            play(theirs, thread)
         assert cli("import", "langgraph-postgres", vendors).status == 0
         ours.delete_thread("deleted")
         ours.prune(["pruned"])
         for thread in ("deleted", "pruned"):
-            _play(theirs, thread, "yes")
-        new = len(_told(theirs, "pruned")) - len(_told(theirs, "same"))
+            play(theirs, thread, "yes")
+        new = len(all_told(theirs, "pruned")) - len(all_told(theirs, "same"))
         for words, written in ((["--dry-run"], new), ([], new), ([], 0)):
             again = cli("import", "langgraph-postgres", vendors, "--json", *words)
             assert (again.status, again.json["kept"]) == (1, ["deleted", "pruned"]), again
             assert again.json["written"] in (written, written + 1), "writes may have come to the latest one"
-        assert _told(ours, "deleted") == []
-        assert len(_told(ours, "pruned")) == new + 1
-        assert _told(ours, "same") == _told(theirs, "same")
-
-
-def test_a_thread_that_the_other_cannot_read_is_named_and_those_after_it_are_taken_in(
-    cli: CommandLine, settings: Settings, vendors: str
-) -> None:
-    with PostgresSaver.from_conn_string(vendors) as theirs, StateCacheSaver(settings) as ours:
-        theirs.setup()
-        for thread in ("a", "b", "c"):
-            _play(theirs, thread)
-        assert isinstance(theirs.conn, psycopg.Connection)
-        theirs.conn.execute("UPDATE checkpoint_blobs SET type = 'strange' WHERE thread_id = 'b'")
-        for words in (["--dry-run"], [], []):
-            taken = cli("import", "langgraph-postgres", vendors, "--json", *words)
-            assert (taken.status, list(taken.json["failed"]), taken.json["kept"]) == (1, ["b"], []), taken
-            assert " cannot be read: NotImplementedError: " in taken.json["failed"]["b"]
-        assert [len(_told(ours, thread)) == len(_told(theirs, thread)) for thread in ("a", "c")] == [True] * 2
+        assert all_told(ours, "deleted") == []
+        assert len(all_told(ours, "pruned")) == new + 1
+        assert all_told(ours, "same") == all_told(theirs, "same")
 
 
 def test_a_thread_that_cannot_be_taken_in_is_named_and_those_after_it_are_taken_in(settings: Settings) -> None:
     theirs, threads = InMemorySaver(), ("a", "m\0", "z")
     for thread in threads:
-        _play(theirs, thread)
+        play(theirs, thread)
     configs = [one.config for thread in threads for one in reversed([*theirs.list(config(thread))])]
     with StateCacheSaver(settings) as ours:
         done = importing.import_checkpoints(configs, theirs, ours, progress=lambda _: None)
         assert done.failed == {"m\0": "thread_id 'm\\x00' holds a NUL"}
         assert (done.threads, done.written, done.kept) == (3, len(configs) * 2 // 3, [])
-        assert [_told(ours, one) for one in ("a", "z")] == [_told(theirs, one) for one in ("a", "z")]
+        assert [all_told(ours, one) for one in ("a", "z")] == [all_told(theirs, one) for one in ("a", "z")]
 
 
 def test_a_resume_that_came_to_a_tasks_other_writes_doubles_none_of_them(settings: Settings) -> None:
     """The vendor gives it first, and what it is put behind keeps its place all the same."""
     theirs, task = InMemorySaver(), "task"
-    _play(theirs, "t")
+    play(theirs, "t")
     latest = theirs.get_tuple(config("t"))
     assert latest is not None
     theirs.writes.clear()
@@ -240,117 +207,33 @@ def test_a_resume_that_came_to_a_tasks_other_writes_doubles_none_of_them(setting
         assert sorted(written, key=str) == [("__interrupt__", "why"), ("__resume__", "yes"), ("count", 1), ("count", 2)]
 
 
-@pytest.fixture
-def documents() -> Iterator[str]:
-    """The URL of a Redis of the vendor's, one that holds documents."""
-    server = fakeredis.TcpFakeServer(("127.0.0.1", 0), server_type="redis", server_version=(7, 4))
-    serving = threading.Thread(target=server.serve_forever, daemon=True)
-    serving.start()
-    yield f"redis://127.0.0.1:{server.server_address[1]}/0"
-    server.shutdown()
-    serving.join()
-    server.server_close()
-
-
-@contextmanager
-def _redis_saver(url: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Iterator[Any]:
-    """Open the vendor's saver as its `setup` leaves it, on a Redis that knows no search."""
-    with RedisSaver.from_conn_string(url, **more) as saver:
-        saver._key_registry = SyncCheckpointKeyRegistry(saver._redis)
-        monkeypatch.setattr(RedisSaver, "_load_pending_sends_with_registry_check", lambda *_, **__: [])
-        yield saver
-
-
-def _by_name(told: list[Any]) -> list[Any]:
-    """Return what was told of checkpoints in the order of their names: savers differ over several namespaces."""
-    return sorted(told, key=lambda one: (one[0]["checkpoint_ns"], one[0]["checkpoint_id"]))
-
-
-def _put_in(source: Any, target: Any, thread: str) -> None:
-    """Put a thread into the vendor's saver as it was put into another one, checkpoints before their writes."""
-    before: dict[str, Any] = {}
-    for one in reversed([*source.list({"configurable": {"thread_id": thread}})]):
-        named = one.config["configurable"]
-        parent = one.parent_config["configurable"] if one.parent_config else {"checkpoint_id": None}
-        new = {name: one.checkpoint["channel_versions"][name] for name in one.checkpoint["channel_versions"]
-               if before.get(name) != one.checkpoint["channel_versions"][name]}  # fmt: skip
-        before = one.checkpoint["channel_versions"]
-        target.put(
-            {"configurable": named | {"checkpoint_id": parent["checkpoint_id"]}}, one.checkpoint, one.metadata, new
-        )
-        writes: dict[str, list[Any]] = {}
-        for task_id, channel, value in one.pending_writes or ():
-            writes.setdefault(task_id, []).append((channel, value))
-        for rank, (task_id, written) in enumerate(writes.items()):
-            target.put_writes(one.config, written, task_id, f"~{rank:06}")
-
-
-def _all_of(values: list[str], written: Sequence[list[str]]) -> list[str]:
-    return [*values, *(one for some in written for one in some)]
-
-
-class Logged(TypedDict):
-    log: Annotated[list[str], DeltaChannel(_all_of, list)]
-
-
-@pytest.mark.parametrize("vendor", ["postgres", "redis", "memory"])
-def test_what_tasks_have_written_side_by_side_stays_in_its_order(
-    cli: CommandLine, settings: Settings, vendors: str, documents: str, monkeypatch: pytest.MonkeyPatch, vendor: str
-) -> None:
-    """A channel of deltas is made of it, in the order of the tasks' places in the graph."""
-    graph = StateGraph(Logged)
-    for name in "abcdefgh":
-        graph.add_node(name, lambda _, name=name: {"log": [name]})
-        graph.add_edge(START, name)
-    with ExitStack() as opened:
-        theirs: Any
-        if vendor == "postgres":
-            theirs = opened.enter_context(PostgresSaver.from_conn_string(vendors))
-            theirs.setup()
-        else:
-            theirs = InMemorySaver()
-        ended = graph.compile(checkpointer=theirs).invoke({"log": ["in"]}, config("t"))
-        ours = opened.enter_context(StateCacheSaver(settings))
-        if vendor == "postgres":
-            assert cli("import", "langgraph-postgres", vendors).status == 0
-        elif vendor == "redis":
-            redis_saver = opened.enter_context(_redis_saver(documents, monkeypatch))
-            _put_in(theirs, redis_saver, "t")
-            assert cli("import", "langgraph-redis", documents).status == 0
-        else:
-            configs = [one.config for one in reversed([*theirs.list(config("t"))])]
-            importing.import_checkpoints(configs, theirs, ours, progress=lambda _: None)
-        assert graph.compile(checkpointer=ours).get_state(config("t")).values["log"] == ended["log"]
-        assert ended["log"] == ["in", *"abcdefgh"]
-
-
 def test_threads_of_the_vendors_redis_are_taken_in_whole_and_gone_on_with(
     cli: CommandLine, settings: Settings, documents: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played = InMemorySaver()
-    with _redis_saver(documents, monkeypatch) as theirs, StateCacheSaver(settings) as ours:
-        _play(played, "asked/1")
-        _play(played, "done: 2")
-        _play(played, "done: 2", "yes")
+    with redis_saver(documents, monkeypatch) as theirs, StateCacheSaver(settings) as ours:
+        play(played, "asked/1")
+        play(played, "done: 2")
+        play(played, "done: 2", "yes")
         outer().compile(checkpointer=played).invoke({"messages": ["hello"], "count": 0}, config("nested"))
         threads = ("asked/1", "done: 2", "nested")
         for thread in threads:
-            _put_in(played, theirs, thread)
+            put_in(played, theirs, thread)
         theirs._redis.set("checkpoint:of another program", "which is no document")
         before = {*theirs._redis.scan_iter()}
         tried = cli("import", "langgraph-redis", documents, "--dry-run")
-        assert (tried.status, _told(ours, "asked/1")) == (0, []), tried
+        assert (tried.status, all_told(ours, "asked/1")) == (0, []), tried
         taken = cli("import", "langgraph-redis", documents)
-        count = sum(len(_told(played, thread)) for thread in threads)
+        count = sum(len(all_told(played, thread)) for thread in threads)
         assert taken.out == f"{count} checkpoints of 3 threads written, 0 there already\n"
         assert tried.out == taken.out.replace("threads written", "threads would be written")
         assert {*theirs._redis.scan_iter()} == before
         for thread in threads:
-            assert _by_name(_told(ours, thread)) == _by_name(_told(played, thread))
-        assert any(told[4] for told in _told(ours, "asked/1"))
+            assert by_name(all_told(ours, thread)) == by_name(all_told(played, thread))
+        assert any(told[4] for told in all_told(ours, "asked/1"))
         again = cli("import", "langgraph-redis", documents)
         assert again.out == f"0 checkpoints of 3 threads written, {count} there already\n"
-        ended = [_play(saver, "asked/1", "yes")["messages"] for saver in (played, ours)]
+        ended = [play(saver, "asked/1", "yes")["messages"] for saver in (played, ours)]
         assert ended[0] == ended[1]
 
 
@@ -360,17 +243,19 @@ def test_what_the_vendors_keys_begin_with_can_be_named(
     """A prefix is taken as it is, whatever it would mean in a pattern."""
     played, named = InMemorySaver(), {"checkpoint_prefix": "a*[b]", "checkpoint_write_prefix": "w?"}
     options = ("--checkpoint-prefix", "a*[b]", "--checkpoint-write-prefix", "w?")
-    with _redis_saver(documents, monkeypatch, **named) as theirs, StateCacheSaver(settings) as ours:
-        _play(played, "asked/1")
-        _put_in(played, theirs, "asked/1")
+    with redis_saver(documents, monkeypatch, **named) as theirs, StateCacheSaver(settings) as ours:
+        play(played, "asked/1")
+        put_in(played, theirs, "asked/1")
         document = theirs._redis.json().get(next(theirs._redis.scan_iter(match="a[*]*")))
         theirs._redis.json().set("a-b:another", "$", document | {"thread_id": "another"})
         none = cli("import", "langgraph-redis", documents)
         assert none.out == "0 checkpoints of 0 threads written, 0 there already\n"
         taken = cli("import", "langgraph-redis", documents, *options)
-        assert taken.out == f"{len(_told(played, 'asked/1'))} checkpoints of 1 thread written, 0 there already\n", taken
-        assert _told(ours, "asked/1") == _told(played, "asked/1")
-        assert any(told[4] for told in _told(ours, "asked/1"))
+        assert taken.out == f"{len(all_told(played, 'asked/1'))} checkpoints of 1 thread written, 0 there already\n", (
+            taken
+        )
+        assert all_told(ours, "asked/1") == all_told(played, "asked/1")
+        assert any(told[4] for told in all_told(ours, "asked/1"))
     refused = cli("import", "langgraph-postgres", "postgresql://x", *options)
     assert (refused.status, "go with langgraph-redis" in refused.err) == (2, True), refused
 

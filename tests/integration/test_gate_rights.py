@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
+from redis.exceptions import RedisError
 
 from statecache.clock import monotonic
 from statecache.concurrency import THREADS, run
 from statecache.core.postgres.migrate import migrate
 from statecache.errors import ConfigurationError, DurabilityRefused, ForeignData, Unavailable
 from statecache.model import Durability
+from statecache.testing.valkey import Valkey
 from tests.fixtures.servers import MakeSettings
-from tests.support.gate_world import SHARD, World, world
+from tests.support.gate_world import SHARD, World, once, world
 
 KEY = "runs/42"
 
@@ -215,6 +218,35 @@ def test_replica_and_disk_are_refused_where_the_primary_keeps_nothing(shard: Wor
     assert agent.set(KEY, 2, durability="replica").version == 2
     with pytest.raises(DurabilityRefused):
         agent.set(KEY, 3, durability="disk")
+
+
+@pytest.mark.parametrize("step", ["before gate_open", "after gate_open"])
+def test_a_worker_adopts_what_takes_the_place_of_a_server_that_it_has_opened_and_never_flushed_from(
+    shard: World, step: str
+) -> None:
+    """Redis comes back empty, is opened, and comes back empty again before anything could be flushed from it."""
+    a = shard.start("a", appendonly="no", save="")
+    shard.open(a)
+    durable = shard.put(a, KEY, 1)
+    shard.flush(a)
+    gate = shard.gate(a, vouched=[shard.replid(a)])
+    for _ in range(3):
+        _come_back_empty(a)
+        gate.tap = once(step, lambda: _come_back_empty(a))
+        with suppress(RedisError, Unavailable):
+            gate.open()
+    gate.tap = None
+    with pytest.raises(Unavailable, match="holds no data set of ours"):
+        shard.open(a, "worker", vouched=[])
+    assert len(gate.open()) == 1
+    written = shard.put(a, KEY, 2)
+    assert (written.version, written.parent_change_id) == (2, durable.change_id)
+    shard.check(a)
+
+
+def _come_back_empty(server: Valkey) -> None:
+    server.kill()
+    server.start()
 
 
 def test_a_primary_that_restarts_empty_and_empties_its_replica_is_adopted_with_what_postgres_holds(

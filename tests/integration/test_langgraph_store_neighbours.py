@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
 from langgraph.store.base import GetOp, Item
+from langgraph.store.memory import InMemoryStore
 
 from statecache import AsyncStateCache, LimitExceeded, Settings, UsageError
 from statecache.adapters.langgraph import StateCacheStore
@@ -79,6 +81,30 @@ async def test_a_text_that_is_refused_hinders_no_other_put(cache: AsyncStateCach
     found = await store.asearch(ADA, query="text", limit=30)
     assert sorted(one.value["text"] for one in found) == sorted(text for text in texts if text != "forbidden")
     assert all(one.score for one in found)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_query_finds_what_langgraphs_own_does_however_far_away(cache: AsyncStateCache, seed: int) -> None:
+    """Vectors that point away, others of nothing but zeros, and items of two of them, a page at a time."""
+    drawn = random.Random(seed)
+    vectors = {str(at): [drawn.choice((-1.0, -0.5, 0.0, 0.25, 1.0)) for _ in range(3)] for at in range(12)}
+    vectors |= {"zeros": [0.0] * 3, "query": [1.0, 0.5, -0.25]}
+    index: Any = {"dims": 3, "embed": lambda texts: [vectors[text] for text in texts], "fields": ["a", "b"]}
+    store, model = StateCacheStore(cache, index=index), InMemoryStore(index=index)
+    for at in range(16):
+        value = dict(zip(drawn.choice(("a", "ab", "ab", "")), drawn.sample([*vectors], 2), strict=False))
+        await store.aput(ADA, f"k{at}", value)
+        model.put(ADA, f"k{at}", value)
+    for query in ("query", *(name for name in ("0", "1", "2") if any(vectors[name]))):
+        for limit, offset in ((1, 0), (3, 0), (3, 5), (4, 10), (16, 0), (40, 0)):
+            found = await store.asearch(ADA, query=query, limit=limit, offset=offset)
+            expected = model.search(ADA, query=query, limit=limit, offset=offset)
+            scores = [[one.score for one in some if one.score is not None] for some in (found, expected)]
+            assert scores[0] == pytest.approx(scores[1], abs=1e-6), (query, limit, offset)
+            assert len(found) == len(expected)
+            alone = [one for one in found if one.score is not None and scores[0].count(one.score) == 1]
+            there = {one.key: one.score for one in model.search(ADA, query=query, limit=40)}
+            assert all(one.score == pytest.approx(there[one.key], abs=1e-6) for one in alone)
 
 
 async def test_where_no_text_is_taken_each_is_not_tried(cache: AsyncStateCache) -> None:

@@ -19,7 +19,7 @@ from redis.retry import Retry
 
 from statecache import Settings, State, StateCache
 from statecache.concurrency import THREADS, run
-from statecache.core.epoch.gate import Gate, Opened
+from statecache.core.epoch.gate import Gate, Opened, Vouched
 from statecache.core.postgres.migrate import migrate
 from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.tier import RedisTier
@@ -157,7 +157,7 @@ class World:
         try:
             if vouched is None:
                 vouched = {"operator": [self.row().replid], "worker": self._servers()}.get(authority, [])
-            gate = Gate(settings, self.keys, by=f"the {authority}", authority=authority, vouched=vouched)
+            gate = Gate(settings, self.keys, by=f"the {authority}", authority=authority, vouched=Vouched(vouched))
             if tap is None:
                 return run(gate.open(link, session.connection, [SHARD]))
             tapped: Any = TappedConnection(session.connection, tap)
@@ -166,9 +166,9 @@ class World:
             run(link.close())
             run(session.close())
 
-    def gate(self, server: Valkey) -> WorkersGate:
-        """Return what a worker opens gates with on that server, again and again."""
-        return WorkersGate(self, server)
+    def gate(self, server: Valkey, *, vouched: Sequence[str] = ()) -> WorkersGate:
+        """Return what a worker opens gates with at that server's URL, again and again."""
+        return WorkersGate(self, server, vouched)
 
     def _servers(self) -> list[str]:
         return [replid for (replid,) in self.sql("SELECT DISTINCT replid FROM epoch")]
@@ -297,10 +297,11 @@ class World:
 class WorkersGate:
     """A worker's gate on one server, with what it remembers from one opening to the next."""
 
-    def __init__(self, world: World, server: Valkey) -> None:
+    def __init__(self, world: World, server: Valkey, vouched: Sequence[str]) -> None:
         self._world = world
         self._settings = world.on(server, reservation_s=RESERVATION_S)
-        self._gate = Gate(self._settings, world.keys, by="the worker", authority="worker")
+        names = Vouched(vouched)
+        self._gate = Gate(self._settings, world.keys, by="the worker", authority="worker", vouched=names)
         self.tap: Tap | None = None
         """What is told of every exchange, before and after it."""
 

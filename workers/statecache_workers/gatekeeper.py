@@ -13,7 +13,7 @@ import psycopg
 
 from statecache.backoff import pause_s
 from statecache.clock import monotonic as real_monotonic
-from statecache.core.epoch.gate import Gate, Opened
+from statecache.core.epoch.gate import Gate, Opened, Vouched
 from statecache.errors import ForeignData, Unavailable
 from statecache_workers.logs import alarm, crash, say, warn
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 PAUSE_S = 0.25
 PAUSE_MAX_S = 15.0
-SERVERS_MAX = 100
-"""Of how many servers it is remembered that they were flushed from."""
 
 
 class Gatekeeper:
@@ -43,8 +41,8 @@ class Gatekeeper:
         done: Callable[[], None],
         monotonic: Callable[[], float] = real_monotonic,
     ) -> None:
-        self._flushed_from: dict[str, None] = {}
-        self._gate = Gate(settings, keys, by=by, authority="worker", vouched=self._flushed_from.keys())
+        self._vouched = Vouched()
+        self._gate = Gate(settings, keys, by=by, authority="worker", vouched=self._vouched)
         self._redis = redis
         self._postgres = postgres
         self._done = done
@@ -71,10 +69,7 @@ class Gatekeeper:
 
     def agreed(self, server: str) -> None:
         """Note a server that a row of this Postgres names: what takes its place at this URL may be adopted."""
-        self._flushed_from.pop(server, None)
-        self._flushed_from[server] = None
-        if len(self._flushed_from) > SERVERS_MAX:
-            del self._flushed_from[next(iter(self._flushed_from))]
+        self._vouched.note(server)
 
     def ask(self, shards: Collection[int]) -> None:
         """Start to open those of the shards whose turn it is, unless others are being opened."""

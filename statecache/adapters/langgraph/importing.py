@@ -86,7 +86,7 @@ def import_checkpoints(
         gone = _Gone(target)
         try:
             for config in thread:
-                found = _read(source, config)
+                found = source.get_tuple(config)
                 if found is None:
                     continue
                 there = target.get_tuple(found.config)
@@ -101,19 +101,12 @@ def import_checkpoints(
                 progress(done.same + done.written)
         except REFUSED as error:
             done.failed[thread_id] = why(error)
+        except (StateCacheError, psycopg.Error, RedisError, OSError):
+            raise
+        except Exception as error:  # either's serializer raises anything
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            done.failed[thread_id] = f"its values cannot be read, or not be written: {reason}"
     return done
-
-
-def _read(source: Source, config: RunnableConfig) -> CheckpointTuple | None:
-    """Return a checkpoint as the other checkpointer gives it; raises UsageError where that cannot read it."""
-    try:
-        return source.get_tuple(config)
-    except (StateCacheError, psycopg.Error, RedisError, OSError):
-        raise
-    except Exception as error:  # a serializer raises anything
-        what = f"checkpoint {config['configurable']['checkpoint_id']}"
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise UsageError(f"{what} cannot be read: {reason}") from error
 
 
 class _Importing:
@@ -216,7 +209,7 @@ def _put(found: CheckpointTuple, source: Source, target: StateCacheSaver, *, is_
     """Put a checkpoint as it was put when it was new, and what tasks have written at it."""
     thread_id, namespace = (found.config["configurable"][name] for name in ("thread_id", "checkpoint_ns"))
     if not is_there:
-        parent = _read(source, found.parent_config) if found.parent_config else None
+        parent = source.get_tuple(found.parent_config) if found.parent_config else None
         before = parent.checkpoint["channel_versions"] if parent else {}
         versions = found.checkpoint["channel_versions"]
         new = {name: version for name, version in versions.items() if before.get(name) != version}

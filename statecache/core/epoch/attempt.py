@@ -311,6 +311,8 @@ class Attempt:
                 rows = await self._calls.begin(parameters)
             except (pg.LockNotAvailable, pg.DeadlockDetected, pg.SerializationFailure):
                 continue
+            if rows:
+                self._candidate.raised(server)
             for shard, epoch, start_n, flushed, entries, size, excepted in rows:
                 totals = Totals(entries, size)
                 raised.append(

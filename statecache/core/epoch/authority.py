@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,16 +16,35 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 
+SERVERS_MAX = 100
+"""How many servers are vouched for at once."""
+
+
+class Vouched:
+    """The replids of servers in whose place a process' Redis stands; the least recent go first."""
+
+    def __init__(self, servers: Iterable[str] = ()) -> None:
+        self._servers = dict.fromkeys(servers)
+
+    def __contains__(self, server: object) -> bool:
+        return server in self._servers
+
+    def note(self, server: str) -> None:
+        """Add a server that a row of this Postgres names: what takes its place at this URL may be adopted."""
+        self._servers.pop(server, None)
+        self._servers[server] = None
+        if len(self._servers) > SERVERS_MAX:
+            del self._servers[next(iter(self._servers))]
+
+
 class Candidate:
     """A process that opens shards on the word of `authority`: a client, a worker, or an operator.
 
-    `vouched` are the replids of servers in whose place its Redis stands (see `rules.epochs`). `beside` is what it has
-    kept of an old primary that goes on by itself.
+    `vouched` says in whose place its Redis stands (see `rules.epochs`). `beside` is what it has kept of an old primary
+    that goes on by itself.
     """
 
-    def __init__(
-        self, settings: Settings, keys: KeySpace, *, by: str, authority: Authority, vouched: Collection[str]
-    ) -> None:
+    def __init__(self, settings: Settings, keys: KeySpace, *, by: str, authority: Authority, vouched: Vouched) -> None:
         self.settings = settings
         self.keys = keys
         self.by = by
@@ -37,6 +56,15 @@ class Candidate:
     def decide(self, row: ShardRow, look: Look, pin: Pin) -> Opening | Refusal | None:
         """Return how it may open a shard, or why not; None where it is open."""
         return decide(row, look, self.authority, pin=pin, vouched=self.vouched)
+
+    def raised(self, server: str) -> None:
+        """Note that a row names the server by now, for this process has begun an epoch on it.
+
+        A worker stands for it from then on, not only once it has flushed from it: the server may be gone before that,
+        and nobody else could.
+        """
+        if self.authority == "worker":
+            self.vouched.note(server)
 
     def outlived(self, shard: int, look: Look) -> Look:
         """Return the look without a reservation that has stood its whole time by our clock: Redis' may be set back."""

@@ -7,7 +7,7 @@ authority may not open is refused with the reason, and the other shards are open
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.core.epoch.attempt import Attempt
-from statecache.core.epoch.authority import Candidate
+from statecache.core.epoch.authority import Candidate, Vouched
 from statecache.core.epoch.stages import AttemptResult, Opened
 from statecache.errors import ForeignData, Unavailable
 from statecache.redis_errors import refusal
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Gate:
     """The opening of shards on the authority of a client, a worker, or an operator.
 
-    `vouched` are the replids of servers in whose place this Redis stands (see `rules.epochs`).
+    `vouched` says in whose place this Redis stands (see `rules.epochs`).
 
     It counts the epochs that it opened and the changes that it set aside.
     """
@@ -44,14 +44,14 @@ class Gate:
         *,
         by: str,
         authority: Authority,
-        vouched: Collection[str] = (),
+        vouched: Vouched | None = None,
         new_token: Callable[[], str] = lambda: secrets.token_hex(12),
     ) -> None:
         self.settings = settings
         self.keys = keys
         self.new_token = new_token
         self.epochs_opened = self.conflicts = 0
-        self._candidate = Candidate(settings, keys, by=by, authority=authority, vouched=vouched)
+        self._candidate = Candidate(settings, keys, by=by, authority=authority, vouched=vouched or Vouched())
 
     @property
     def rescued(self) -> int:
@@ -131,4 +131,4 @@ class Gate:
         return f"{which} closed, at {where}: {reason.why}"
 
 
-__all__ = ["Gate", "Opened", "AttemptResult"]
+__all__ = ["Gate", "Opened", "AttemptResult", "Vouched"]

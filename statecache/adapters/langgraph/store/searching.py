@@ -17,6 +17,7 @@ from statecache.adapters.langgraph.store.documents import Document, namespace, s
 from statecache.adapters.langgraph.store.filters import Wanted, refuse_negative
 from statecache.adapters.langgraph.store.items import renew
 from statecache.adapters.langgraph.store.names import range_of
+from statecache.adapters.langgraph.store.vectors import has_vectors, has_zeros
 from statecache.adapters.plans import Plan, call
 
 if TYPE_CHECKING:
@@ -89,18 +90,23 @@ def _newest(search: Search) -> Plan[list[tuple[State[Document], float | None]]]:
 def _nearest(search: Search, vector: Sequence[float]) -> Plan[list[tuple[State[Document], float | None]]]:
     """Return the page of those that have vectors, by their scores, and behind these of those that have none.
 
-    A vector of nothing but zeros is as near to any as one across it, and is not searched for.
+    A vector of nothing but zeros, the query's or an item's, is as near to any as one across it, and is not searched
+    for: what has such a vector is found among the newest.
     """
     end = search.offset + search.limit
     found = (yield from _scored(search, vector, end)) if any(vector) else []
     if len(found) >= end and found[end - 1].score >= 0.0:
         return [*found[search.offset : end]]
-    known = {one.state.key for one in found}
     states = yield from search.states("newest", ITEMS_COMPARED_MAX)
-    rest = sorted((one for one in states if one.key not in known and search.meets(one)), key=_age, reverse=True)
-    across = [(state, 0.0) for state in rest if state.value.get("vectors")]
-    page = sorted([*found, *across], key=_score, reverse=True)
-    return [*page, *((state, None) for state in rest if not state.value.get("vectors"))][search.offset : end]
+    rest = {one.key: one for one in sorted(filter(search.meets, states), key=_age, reverse=True)}
+    across = [one for one in rest.values() if has_zeros(one.value) or (not any(vector) and has_vectors(one.value))]
+    scored: dict[str, tuple[State[Document], float]] = {one.state.key: (one.state, one.score) for one in found}
+    for state in across:
+        _, score = scored.get(state.key, (state, 0.0))
+        scored[state.key] = state, max(score, 0.0)
+    page = sorted(scored.values(), key=_score, reverse=True)
+    without = ((one, None) for one in rest.values() if one.key not in scored and not has_vectors(one.value))
+    return [*page, *without][search.offset : end]
 
 
 def _scored(search: Search, vector: Sequence[float], end: int) -> Plan[list[Scored[Document]]]:

@@ -7,7 +7,7 @@ its nearest vector.
 from __future__ import annotations
 
 from array import array
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from sys import byteorder
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from langgraph.store.base import ensure_embeddings, get_text_at_path, tokenize_p
 from statecache import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from langgraph.store.base import IndexConfig, PutOp
 
@@ -74,6 +74,17 @@ class Index:
 def kept(vector: Sequence[float]) -> str:
     """Return a vector as it is kept."""
     return b64encode(_swapped(array(_FLOAT, vector)).tobytes()).decode()
+
+
+def has_vectors(document: Mapping[str, Any]) -> bool:
+    """Return whether an item has any vector."""
+    return bool(document.get("vectors"))
+
+
+def has_zeros(document: Mapping[str, Any]) -> bool:
+    """Return whether an item has a vector of nothing but zeros."""
+    vectors: Mapping[str, str] = document.get("vectors") or {}
+    return any(not any(array(_FLOAT, b64decode(one))) for one in vectors.values())
 
 
 def _swapped(numbers: array[float]) -> array[float]:

@@ -1,0 +1,109 @@
+"""What becomes of values when LangGraph's threads are imported: their order, and what cannot be read or written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Annotated, Any, TypedDict
+
+import psycopg
+import pytest
+from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.graph import START, StateGraph
+
+from statecache import Settings
+from statecache.adapters.langgraph import StateCacheSaver, importing
+from tests.support.command_line import CommandLine
+from tests.support.langgraph_imports import all_told, play, put_in, redis_of_documents, redis_saver
+from tests.support.langgraph_stories import builder, config
+from tests.support.vendor_schemas import vendor_schema
+
+
+@pytest.fixture
+def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """The command line on the test's deployment."""
+    return CommandLine(settings, monkeypatch, capsys)
+
+
+@pytest.fixture
+def documents() -> Iterator[str]:
+    """The URL of a Redis that holds documents."""
+    with redis_of_documents() as url:
+        yield url
+
+
+@pytest.fixture
+def vendors(settings: Settings) -> Iterator[str]:
+    """The URL of a schema of the vendor's own, in the test's Postgres."""
+    with vendor_schema(settings) as url:
+        yield url
+
+
+def _all_of(values: list[str], written: Sequence[list[str]]) -> list[str]:
+    return [*values, *(one for some in written for one in some)]
+
+
+class Logged(TypedDict):
+    log: Annotated[list[str], DeltaChannel(_all_of, list)]
+
+
+@pytest.mark.parametrize("vendor", ["postgres", "redis", "memory"])
+def test_what_tasks_have_written_side_by_side_stays_in_its_order(
+    cli: CommandLine, settings: Settings, vendors: str, documents: str, monkeypatch: pytest.MonkeyPatch, vendor: str
+) -> None:
+    """A channel of deltas is made of it, in the order of the tasks' places in the graph."""
+    graph = StateGraph(Logged)
+    for name in "abcdefgh":
+        graph.add_node(name, lambda _, name=name: {"log": [name]})
+        graph.add_edge(START, name)
+    with ExitStack() as opened:
+        theirs: Any
+        if vendor == "postgres":
+            theirs = opened.enter_context(PostgresSaver.from_conn_string(vendors))
+            theirs.setup()
+        else:
+            theirs = InMemorySaver()
+        ended = graph.compile(checkpointer=theirs).invoke({"log": ["in"]}, config("t"))
+        ours = opened.enter_context(StateCacheSaver(settings))
+        if vendor == "postgres":
+            assert cli("import", "langgraph-postgres", vendors).status == 0
+        elif vendor == "redis":
+            put_in(theirs, opened.enter_context(redis_saver(documents, monkeypatch)), "t")
+            assert cli("import", "langgraph-redis", documents).status == 0
+        else:
+            configs = [one.config for one in reversed([*theirs.list(config("t"))])]
+            importing.import_checkpoints(configs, theirs, ours, progress=lambda _: None)
+        assert graph.compile(checkpointer=ours).get_state(config("t")).values["log"] == ended["log"]
+        assert ended["log"] == ["in", *"abcdefgh"]
+
+
+def test_a_thread_that_the_other_cannot_read_is_named_and_those_after_it_are_taken_in(
+    cli: CommandLine, settings: Settings, vendors: str
+) -> None:
+    with PostgresSaver.from_conn_string(vendors) as theirs, StateCacheSaver(settings) as ours:
+        theirs.setup()
+        for thread in ("a", "b", "c"):
+            play(theirs, thread)
+        assert isinstance(theirs.conn, psycopg.Connection)
+        theirs.conn.execute("UPDATE checkpoint_blobs SET type = 'strange' WHERE thread_id = 'b'")
+        for words in (["--dry-run"], [], []):
+            taken = cli("import", "langgraph-postgres", vendors, "--json", *words)
+            assert (taken.status, list(taken.json["failed"]), taken.json["kept"]) == (1, ["b"], []), taken
+            assert ": NotImplementedError: " in taken.json["failed"]["b"]
+        assert [len(all_told(ours, thread)) == len(all_told(theirs, thread)) for thread in ("a", "c")] == [True] * 2
+
+
+def test_a_thread_that_our_serializer_cannot_write_is_named_too(settings: Settings) -> None:
+    theirs, threads = InMemorySaver(serde=JsonPlusSerializer(pickle_fallback=True)), ("a", "m", "z")
+    for thread in threads:
+        play(theirs, thread)
+    builder().compile(checkpointer=theirs).update_state(config("m"), {"count": 1 << 70})
+    configs = [one.config for thread in threads for one in reversed([*theirs.list(config(thread))])]
+    with StateCacheSaver(settings) as ours:
+        done = importing.import_checkpoints(configs, theirs, ours, progress=lambda _: None)
+        assert list(done.failed) == ["m"]
+        assert ": TypeError: " in done.failed["m"]
+        assert [all_told(ours, one) for one in ("a", "z")] == [all_told(theirs, one) for one in ("a", "z")]
