@@ -174,10 +174,10 @@ class AsyncVerbs(
 
         Entering waits, in order of arrival, for at most `timeout` seconds (0: not at all, but up to half a second for
         the answer; None: for ever), then raises LockTimeout. The lease is renewed while this process lives; `ttl` is
-        the seconds after which others may have the lock of a holder that died. `lease` has all the verbs of this view,
-        for keys of the lease's group: what they commit is refused (StaleToken) once somebody else may have the lock. It
-        guards nothing else: effects outside of statecache cannot be taken back from a holder that was stopped for
-        longer than its ttl.
+        the seconds after which others may have the lock of a holder that died. `lease` has all the verbs of this view
+        but `namespace`, for keys of the lease's group: what they commit is refused (StaleToken) once somebody else may
+        have the lock. It guards nothing else: effects outside of statecache cannot be taken back from a holder that was
+        stopped for longer than its ttl.
 
         A block whose lease was lost before its end raises LeaseLost if it wrote nothing by the lease, for then nothing
         else has told it; if it did write, each of its commits was accepted while it held the lock. Raises UsageError at

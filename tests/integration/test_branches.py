@@ -244,7 +244,7 @@ async def test_a_whole_group_begins_in_one_commit(client: AsyncStateCache, worke
     for new in (NEW, "runs/44"):
         with pytest.raises(AlreadyExists):
             await client.branch(KEY, new, group=True)
-    with pytest.raises(VersionNotFound):
+    with pytest.raises(NotFound):
         await client.branch("runs/none", "runs/x", group=True)
     await client.delete_many(prefix="runs/44/")
     await client.delete("runs/44")

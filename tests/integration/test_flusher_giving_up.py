@@ -119,6 +119,28 @@ async def test_what_nobody_else_takes_is_taken_again(
         await until(lambda: flushed(psql) == dict.fromkeys(range(4), 1))
 
 
+async def test_a_worker_without_shards_tells_of_no_trouble_once_it_is_over(
+    make_settings: MakeSettings, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = make_settings(shards=1, **QUICK)
+    workers = [make_worker(quick), make_worker(quick)]
+    path = f"-c search_path={quick.postgres_schema}"
+
+    async def refused() -> Any:
+        raise RedisUnavailable("connection", detail="Connection refused")
+
+    async with working(*workers):
+        await until(lambda: any(one.holdings for one in workers) and all(one.ready for one in workers))
+        (spare,) = (one for one in workers if not one.holdings)
+        with psycopg.connect(quick.postgres_url, autocommit=True, options=path) as psql:
+            with monkeypatch.context() as away:
+                away.setattr(spare, "connect", refused)
+                await until(lambda: "refused" in spare.trouble)
+            told = "SELECT trouble FROM worker WHERE id = %s"
+            await until(lambda: "refused" in rows(psql, told, spare.id)[0][0])
+            await until(lambda: rows(psql, told, spare.id) == [("",)])
+
+
 async def test_a_worker_that_serves_tells_of_no_trouble(worker: Worker, psql: Psql) -> None:
     await flush(worker)
     assert rows(psql, "SELECT avoids, trouble FROM worker") == [(0, "")]

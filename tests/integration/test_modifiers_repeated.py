@@ -15,6 +15,7 @@ from statecache import (
     OutcomeUnknown,
     Settings,
     UnknownCommit,
+    VersionNotFound,
 )
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
@@ -106,8 +107,9 @@ async def test_a_repeat_whose_value_no_tier_keeps_is_not_counted_again(
     await flush(worker)
     redis_raw.xtrim(keys.changes(keys.shard(KEY)), maxlen=0)
     psql.execute("UPDATE change SET value = NULL, packed = NULL WHERE change_id = %s", [CHANGE])
-    with pytest.raises(OutcomeUnknown, match="held by no tier"):
+    with pytest.raises(VersionNotFound, match="it is applied, and what it has made of that is kept no more"):
         await client.increment(KEY, 5, change_id=CHANGE)
+    assert (await client.outcome(CHANGE, KEY)).verdict == "applied"
     assert await client.get(KEY) == last
 
 

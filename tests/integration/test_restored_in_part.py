@@ -51,7 +51,7 @@ async def _flush(settings: Settings) -> None:
         await worker.close()
 
 
-@pytest.mark.parametrize("table", ["state", "change", "epoch"])
+@pytest.mark.parametrize("table", ["state", "change", "epoch", "migration"])
 def test_a_table_whose_rows_a_restore_left_out_is_named(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], table: str
 ) -> None:
@@ -68,7 +68,8 @@ def test_a_table_whose_rows_a_restore_left_out_is_named(
     told = cli("doctor")
     assert told.status == 1
     assert f"the rows of {table}" in told.out
-    assert f"the rows of {table}" in cli("status").out
+    if table != "migration":  # only who migrates reads these
+        assert f"the rows of {table}" in cli("status").out
 
 
 def test_the_schema_of_an_earlier_release_is_to_be_migrated(

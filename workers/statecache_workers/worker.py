@@ -141,6 +141,7 @@ class Worker:
         if not self.holdings:
             if self.settings.health_port is not None:
                 await self.look()  # nothing else would tell this worker that Redis is gone
+            self._trouble = ""
             self._announce()
             return rescuing
         woken, self._woken = self._woken, []

@@ -106,6 +106,8 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
     missing = await _rows(settings, connection, "schema_missing", {"schema": settings.postgres_schema})
     if readable("change", "state", "shard", "epoch"):
         missing += await _rows(settings, connection, "rows_missing", {})
+    if applied == [] and set(tables) > {"migration"}:
+        missing.append(("the rows of migration",))
     counted = cluster is not None and cluster[1] == settings.shards and readable("shard")
     lacking = lacking_of(
         [row[0] for row in missing],

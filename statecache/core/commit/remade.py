@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from statecache.errors import OutcomeUnknown
 from statecache.expiry import form_of, until_of
+from statecache.history_errors import VersionNotFound
 from statecache.records import time_of
 from statecache.rules.modifiers import Made
 
@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from statecache.core.commit.durable import Durable
     from statecache.model import ChangeRecord
 
-_GONE = "it is applied, and what it has made is held by no tier any more"
+_GONE = "it is applied, and what it has made of that is kept no more"
 
 
 async def remade(durable: Durable, commit: Commit, found: Found, *, end: float) -> Found:
-    """Return what was found with what its modifiers made, and were given, where that has to be known."""
+    """Return what was found with what its modifiers made, and were given, where that has to be known.
+
+    Raises VersionNotFound where retention has let what one of them made go.
+    """
     made: dict[int, Made] = {}
     bases: dict[int, bytes | None] = {}
     for at, write in enumerate(commit.written()):
@@ -33,7 +36,7 @@ async def remade(durable: Durable, commit: Commit, found: Found, *, end: float) 
         change = found.changes[at] if found.changes else None
         change = change or await durable.change(commit.shard, commit.change_id, write.key, end=end)
         if change is None:
-            raise OutcomeUnknown(commit.change_id, keys=commit.keys, reason=_GONE)
+            raise VersionNotFound(write.key, wanted=f"change {commit.change_id}", reason=_GONE)
         made[at] = Made(change.value, change.encoding, change.schema)
         if not commit.named:
             continue

@@ -108,6 +108,8 @@ async def branch_group(view: View[Any], group: str, new: str, at: Aim, terms: Te
     await runtime.reader.record(group, end=terms.end)  # behind a closed gate nothing newest is known
     target = Point() if at is None else (await target_of(view, group, at, None, whole=True, end=terms.end)).point
     versions = await _durable_keys(view, group, target, terms.end)
+    if not versions and at is None:
+        raise NotFound(group, hint="There is nothing to branch from.")
     if not versions:
         raise VersionNotFound(group, wanted=str(target), reason="nothing of the group is that old")
     position = max(one.position for one in versions)

@@ -29,7 +29,7 @@ EXPIRY = {
     "ended for reads": Mutant(
         "a read finds a state whose end has come",
         "statecache/core/redis/server_clock.py",
-        "boottime() < self.moment_of(record.encoding)",
+        "(boottime() if at is None else at) < self.moment_of(record.encoding)",
         "True",
         by="chaos",
     ),
