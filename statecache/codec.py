@@ -24,14 +24,12 @@ from msgspec import inspect
 from statecache.errors import CodecError, LimitExceeded, SchemaNewer, UsageError
 from statecache.expiry import form_of
 from statecache.model import VALUE_BYTES_MAX, Encoding
+from statecache.record_classes import is_model, is_record, name_of
 from statecache.schemas import judged, left_out, schema_of, versions
 from statecache.value_loss import (
     NAIVE,
     NESTING_MAX,
-    is_model,
-    is_record,
     message_of,
-    name_of,
     refuse_bad_parts,
     refuse_losses,
     refuse_namedtuples,

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 from msgspec import inspect
 
 from statecache.model import NearStatistics, Record, State
-from statecache.value_loss import class_of
+from statecache.record_classes import class_of
 
 EpochVersion = tuple[int, int]
 """The epoch and version of a state, which never go down for a reader."""

@@ -23,7 +23,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 from msgspec import inspect
 
-from statecache.value_loss import is_model, is_record, step_of
+from statecache.record_classes import is_model, is_record
+from statecache.value_loss import step_of
 
 _FINGERPRINT_DIGITS = 8
 _PLAIN = frozenset({str, int, float, bool, type(None), bytes})

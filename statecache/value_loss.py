@@ -2,7 +2,8 @@
 
 Most of it shows where the two are unequal, and only there is looked for it: NaN and infinities, which JSON makes null;
 bytes that become text; keys of a dict that become text, or the same text; keys that a type does not name; an
-instance of a subclass, which comes back as its base, without what the subclass adds; a number that a float cannot hold.
+instance of a subclass, which comes back as its base, without what the subclass adds; a number that a float cannot hold;
+a field of a pydantic model that the model writes otherwise than it reads it.
 
 What equality does not show, a type tells: a namedtuple is equal to a tuple, so where a type has tuples, the classes of
 what stands there are looked at. What only changes its form is let through: a defaultdict comes back as a dict, and
@@ -15,16 +16,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple, get_origin
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import inspect
 
 from statecache.errors import CodecError
+from statecache.record_classes import class_of, is_another, is_model, is_record, kept_fields, name_of
 
 NESTING_MAX = 200
 """How many levels of containers a value may have."""
@@ -38,6 +40,7 @@ _LOST_BYTES = "JSON would bring these bytes back as text; give a type that says 
 _SAME_KEYS = "two of its keys become the same text; rename one"
 _TEXT_KEYS = "its keys would come back as text; make text of them, or give a type that says numbers"
 _UNNAMED = "readers would not get it, for its type does not name it; name it there, or leave it out"
+_ANOTHER = "readers would get another value, for the model writes it otherwise than it reads it; give it a serializer"
 _INEXACT = "a float cannot hold this number; round it, or give a type that says int"
 _BYTES = (bytes, bytearray, memoryview)
 _SCALARS = frozenset({str, int, float, bool, type(None), bytes})
@@ -61,16 +64,20 @@ def refuse_losses(value: Any, back: Any, key: str, *, typed: bool) -> None:
     """
     path: list[str] = []
     levels: list[Iterator[Pair]] = [iter([("", value, back)])]
+    kept: list[Collection[str] | None] = [()]  # which steps of a level lead to what has to come back; None: all do
     while levels:
         pair = next(levels[-1], None)
         if pair is None:
             levels.pop()
+            kept.pop()
             if path:
                 path.pop()
             continue
         step, given, got = pair
         path.append(step)
-        if reason := _loss(given, got, typed=typed):
+        is_kept = kept[-1] is None or step in kept[-1]
+        reason = _loss(given, got, typed=typed) or (_ANOTHER if is_kept and is_another(given, got) else "")
+        if reason:
             raise CodecError(key=key, path=spelled(path), reason=reason)
         pairs = _pairs_of(given, got, alike=len(levels) <= _ALIKE_LEVELS)
         if pairs is None:
@@ -79,6 +86,7 @@ def refuse_losses(value: Any, back: Any, key: str, *, typed: bool) -> None:
         if len(levels) > NESTING_MAX:
             raise CodecError(key=key, path=spelled(path), reason=_DEEP)
         levels.append(iter(pairs))
+        kept.append({*map(step_of, kept_fields(given))} if is_model(given.__class__) else None if is_kept else ())
 
 
 def _loss(given: Any, got: Any, *, typed: bool) -> str:
@@ -167,9 +175,13 @@ def _fields_of(node: Any) -> list[tuple[str, str, Any]] | None:
 
 def refuse_bad_parts(value: Any, key: str, *, write: Write, encoding: str) -> None:
     """Raise CodecError for the first part of a value that cannot be stored at all."""
+    model: int | None = None  # how far down the model is whose parts are looked at: it writes them itself
     for path, node in walk(value, key):
-        if not isinstance(node, _BYTES) and (reason := _fault_of(node, write, encoding)):
+        model = None if model is not None and len(path) <= model else model
+        if not isinstance(node, _BYTES) and (reason := _fault_of(node, write, encoding, by_model=model is not None)):
             raise CodecError(key=key, path=spelled(path), reason=reason)
+        if model is None and is_model(node.__class__):
+            model = len(path)
 
 
 def walk(value: Any, key: str) -> Iterator[tuple[list[str], Any]]:
@@ -222,7 +234,7 @@ def spelled(path: list[str]) -> str:
     return text if len(text) <= _PATH_CHARACTERS_MAX else text[: _PATH_CHARACTERS_MAX - 1] + "…"
 
 
-def _fault_of(node: Any, write: Write, encoding: str) -> str:
+def _fault_of(node: Any, write: Write, encoding: str, *, by_model: bool) -> str:
     """Return why a part of a value cannot be stored, or an empty text; a dict answers for its keys."""
     kind = node.__class__
     if (kind is str and node.isascii()) or kind is bool or (kind is int and -(2**63) <= node < 2**63):
@@ -233,7 +245,7 @@ def _fault_of(node: Any, write: Write, encoding: str) -> str:
         return NAIVE
     if isinstance(node, dict):
         return _fault_of_keys(node, write, encoding)
-    if node is None or (_parts_of(node) is not None and not is_model(kind)):
+    if node is None or by_model or (_parts_of(node) is not None and not is_model(kind)):
         return ""
     try:
         write(node)
@@ -259,28 +271,6 @@ def message_of(error: Exception) -> str:
     text = _input_in_message.sub("", " ".join(str(error).split()))
     text += "; replace them" if isinstance(error, UnicodeEncodeError) else ""
     return text if isinstance(error, (TypeError, ValueError, OverflowError)) else f"{error.__class__.__name__}: {text}"
-
-
-def is_model(kind: Any) -> bool:
-    """Return whether a class is a pydantic model, going by its methods."""
-    return isinstance(kind, type) and hasattr(kind, "model_validate_json") and hasattr(kind, "model_dump")
-
-
-def is_record(kind: Any) -> bool:
-    """Return whether a class is a Struct, a dataclass, an attrs class or a pydantic model."""
-    marks = ("__struct_fields__", "__dataclass_fields__", "__attrs_attrs__")
-    is_one = isinstance(kind, type) and (any(hasattr(kind, mark) for mark in marks) or is_model(kind))
-    return is_one and not issubclass(kind, type)  # the class of Structs has the marks of its instances
-
-
-def class_of(info: Any) -> Any:
-    """Return the class that msgspec's word on a type is about: of `Box[int]` that is `Box`, by which its values go."""
-    return get_origin(info.cls) or info.cls
-
-
-def name_of(kind: Any) -> str:
-    """Return the name of a type."""
-    return kind.__qualname__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
 
 
 class Slot:

@@ -17,9 +17,9 @@ from statecache.model import (
     Position,
     State,
 )
+from statecache.record_classes import name_of
 from statecache.rules.checkpoints import checked_checkpoint_policy
 from statecache.rules.retention import checked_retention
-from statecache.value_loss import name_of
 
 if TYPE_CHECKING:
     from statecache.codec import Codec

@@ -23,8 +23,9 @@ from statecache.codec import codec_for
 from statecache.errors import CodecError, UsageError
 from statecache.expiry import lasting
 from statecache.model import BLIND, Ttl, Write
+from statecache.record_classes import name_of
 from statecache.rules.modifiers import INTEGER_MAX, INTEGER_MIN, elements, is_array, modifier_of
-from statecache.value_loss import name_of, spelled, walk
+from statecache.value_loss import spelled, walk
 
 if TYPE_CHECKING:
     from statecache.core.view import View

@@ -1,0 +1,151 @@
+"""Pydantic models that write a field otherwise than they read it: refused, unless that is their author's word."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from pydantic import (
+    AliasGenerator,
+    AnyUrl,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    field_serializer,
+    model_serializer,
+)
+from pydantic.alias_generators import to_camel
+
+from statecache.model import Encoding
+from tests.support.sample_values import both, refused, returned
+
+
+class Colour(Enum):
+    RED, BLUE = "red", "blue"
+
+
+class Session(BaseModel):
+    user: str = ""
+    token: SecretStr | None = None
+    tokens: list[SecretStr] = []
+
+
+class Camel(BaseModel):
+    model_config = ConfigDict(alias_generator=AliasGenerator(serialization_alias=to_camel))
+    turn_count: int = 0
+    all_names: list[str] = []
+    by_name: dict[str, int] = {}
+    last_colour: Colour = Colour.RED
+    last_session: Session | None = None
+
+
+class Aliased(BaseModel):
+    n: int = Field(0, validation_alias="zed")
+
+
+class Holder(msgspec.Struct):
+    session: Session
+    more: list[Session] = []
+
+
+@both
+@pytest.mark.parametrize(
+    ("value", "kind", "path"),
+    [
+        (Session(token=SecretStr("s3cret")), Session, "$.token"),
+        (Session(tokens=[SecretStr("s3cret")]), Session, "$.tokens[0]"),
+        (Session(token=SecretStr("s3cret")), Any, "$.token"),
+        ({"at": Session(token=SecretStr("s3cret"))}, Any, "$.at.token"),
+        ([Session(), Session(token=SecretStr("s3cret"))], list[Session], "$[1].token"),
+        (Holder(Session(), [Session(token=SecretStr("s3cret"))]), Holder, "$.more[0].token"),
+        (Camel(turn_count=5), Camel, "$.turn_count"),
+        (Camel(all_names=["a"]), Camel, "$.all_names"),
+        (Camel(by_name={"a": 1}), Camel, "$.by_name.a"),
+        (Camel(last_colour=Colour.BLUE), Camel, "$.last_colour"),
+        (Camel(last_session=Session()), Camel, "$.last_session"),
+        (Aliased(zed=5), Aliased, "$.n"),  # type: ignore[call-arg]
+    ],
+)
+def test_a_field_that_does_not_come_back_is_refused(encoding: Encoding, value: Any, kind: Any, path: str) -> None:
+    error = refused(value, kind, encoding)
+    assert error.path == path
+    assert "readers would" in error.reason
+    assert "s3cret" not in str(error)
+
+
+class Rounded(BaseModel):
+    budget: float = 0.0
+    owner: Annotated[str, PlainSerializer(str.strip)] = ""
+    token: SecretStr = SecretStr("")
+    cached: int = Field(default=0, exclude=True)
+
+    @field_serializer("budget")
+    def _to_tenths(self, budget: float) -> float:
+        return round(budget, 1)
+
+    @field_serializer("token")
+    def _to_text(self, token: SecretStr) -> str:
+        return token.get_secret_value()
+
+
+class Whole(BaseModel):
+    n: int = 0
+
+    @model_serializer
+    def _nothing(self) -> dict[str, int]:
+        return {}
+
+
+@both
+@pytest.mark.parametrize(
+    ("value", "comes_back"),
+    [
+        (Rounded(budget=0.25, owner=" a ", cached=7), Rounded(budget=0.2, owner="a")),
+        (Rounded(token=SecretStr("s3cret")), Rounded(token=SecretStr("s3cret"))),
+        (Whole(n=5), Whole()),
+    ],
+)
+def test_what_its_author_writes_in_a_way_of_its_own_is_let_through(
+    encoding: Encoding, value: BaseModel, comes_back: BaseModel
+) -> None:
+    assert returned(value, type(value), encoding) == comes_back
+
+
+class Anything(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    at: Any = None
+    price: Decimal = Decimal(0)
+    lasts: timedelta = timedelta()
+    folder: Path = Path()
+    when: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    colour: Colour = Colour.RED
+    session: Session = Session()
+
+
+@both
+def test_what_only_changes_its_form_is_let_through(encoding: Encoding) -> None:
+    more: list[Any] = [UUID(int=1), (1, 2), {1, 2}, datetime(2026, 1, 1, tzinfo=UTC), Colour.BLUE, 1.5, [UUID(int=2)]]
+    for one in more:
+        returned(Anything.model_validate({"at": one, "extra": one}), Anything, encoding)
+    whole = Anything(
+        price=Decimal("1.10"), lasts=timedelta(microseconds=1), folder=Path("/a"),
+        when=datetime(2026, 1, 1, 1, 2, 3, 4, tzinfo=UTC), colour=Colour.BLUE, session=Session(user="ada"),
+    )  # fmt: skip
+    assert returned(whole, Anything, encoding) == whole
+
+
+class Linked(BaseModel):
+    url: AnyUrl
+
+
+@both
+def test_a_url_comes_back(encoding: Encoding) -> None:
+    assert returned(Linked(url=AnyUrl("http://a.b/c")), Linked, encoding) == Linked(url=AnyUrl("http://a.b/c"))
