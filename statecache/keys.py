@@ -29,6 +29,8 @@ GROUP_RULE = "first-two-segments"
 _LAST_CHARACTER = "\U0010ffff"
 
 _NAME = r"[A-Za-z0-9_.-]{1,64}"
+_parts = re.compile(r"(.*):\{(\d+)\}(:.*)").fullmatch
+_BY_NAME = re.compile(r"(?<=:state:).*|(?<=:events:).*")
 _is_name = re.compile(_NAME).fullmatch
 _is_plain_key = re.compile(_NAME + r"(?:/[\x01-.0-\x7f]+)+").fullmatch
 _is_plain_prefix = re.compile(_NAME + r"(?:/[\x01-.0-\x7f]+)*/(?:[\x01-.0-\x7f]+)?").fullmatch
@@ -179,10 +181,6 @@ class KeySpace:
         """Return the name of the stream by which workers tell one another to redistribute the shards."""
         return f"{self.prefix}:{{00}}:bell"
 
-    def handshake(self) -> tuple[str, ...]:
-        """Return the fixed keys of shard 0, which every deployment has, and the hash of a state never written."""
-        return self.meta(0), self.changes(0), self.unflushed(0), self.hydrating(0), self._state[0] + "_/handshake"
-
     def names(self, keys: Iterable[str]) -> Iterator[str]:
         """Yield the name of every Redis key that a deployment can have which holds states of these keys alone."""
         yield self.bell()
@@ -212,6 +210,20 @@ class KeySpace:
         if not group:
             raise UsageError("a commit needs at least one key")
         return self.shard(group)
+
+
+def parts_of_name(redis_key: str) -> tuple[str, str, str] | None:
+    """Return the prefix, the shard's number, and the kind of a name, as a pattern; None for what is no name of ours.
+
+    A kind begins with a colon: `:meta`, or `:state:*` for that of every state.
+    """
+    found = _parts(redis_key)
+    return (found[1], found[2], _BY_NAME.sub("*", found[3])) if found else None
+
+
+def pattern(prefix: str, shard: str, kind: str) -> str:
+    """Return the pattern of the names of a kind on one shard, or on every one, `*`."""
+    return f"{prefix}:{{{shard}}}{kind}"
 
 
 def _checked_text(key: object) -> str:

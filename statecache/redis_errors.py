@@ -23,6 +23,12 @@ CLUSTER_NODE = "this is a node of a Redis Cluster, which is not supported"
 SENTINEL = "this is a Redis Sentinel, which holds no data and is not asked where the primary is"
 NO_CLUSTER = "Use one primary, with replicas, and name the primary itself in redis_url."
 NO_SENTINEL = "Name the primary that it watches in redis_url, by an address that follows it: a proxy's, or a DNS name."
+SERVERS = (
+    "Use Redis 7.0, Valkey 7.2 or newer, and take no command away by rename-command; "
+    "behind a proxy that hides what they can do, set fence=off."
+)
+_UNKNOWN = re.compile(r"unknown (?:redis )?command(?: called from script|,? ['`]?([^'`,\s]+))?", re.IGNORECASE)
+GRANT = "Grant this to the Redis user, as config/users.acl has it."
 _RIGHTS = ("NOPERM", "ACL failure", "can't run this command", "can't access at least one of the keys")
 
 
@@ -35,7 +41,18 @@ def found_at(redis_key: str, reason: str) -> StateCacheError:
     """Return the error for what hindered a script at that Redis key: foreign data, or a right that the user lacks."""
     if any(words in reason for words in _RIGHTS):
         return ConfigurationError(f"the Redis user lacks rights: {reason}", hint="Grant these commands on these keys.")
+    if (lacking := lacking_command(reason)) is not None:
+        return lacking
     return ForeignData(redis_key, reason=reason)
+
+
+def lacking_command(reason: str) -> ConfigurationError | None:
+    """Return the error for a command that the server does not know, or None where it said something else."""
+    found = _UNKNOWN.search(reason)
+    if found is None:
+        return None
+    name = found[1] or f"of a script: {reason}"
+    return ConfigurationError(f"this Redis server lacks the command {name}", hint=SERVERS)
 
 
 def no_primary(settings: Settings, detail: str) -> RedisUnavailable:
@@ -70,7 +87,7 @@ def refusal(error: Exception, redis_key: str) -> StateCacheError:
     text, code = str(error), code_of(error)
     if code in CLUSTER and code not in AGAIN:
         return of_cluster(answer_of(error))
-    if code in ("NOPERM", "WRONGTYPE") or any(words in text for words in _RIGHTS):
+    if code in ("NOPERM", "WRONGTYPE") or any(words in text for words in _RIGHTS) or lacking_command(text):
         return found_at(redis_key, f"{code} {text.removeprefix(code).strip()}")
     if code == "OOM":
         return RedisUnavailable("memory", detail=f"Redis is out of memory: {text}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
 from statecache import AsyncStateCache, ConfigurationError, Settings
+from statecache.cli.doctor import redis as doctor
+from statecache.core.postgres.migrate import migrate
 from statecache.core.redis import tier
 from statecache.keys import KeySpace
 from statecache.lua import Script, script
@@ -59,6 +62,44 @@ async def test_a_command_that_was_taken_away_is_named(
         with pytest.raises(ConfigurationError, match=f"lacks the command {command}[ .]") as caught:
             await client.set("runs/42", 1)
     assert "rename-command" in str(caught.value)
+
+
+@pytest.mark.own_servers("it takes a command away")
+async def test_a_command_that_only_workers_run_is_missed_by_doctor_and_by_migrate(settings: Settings) -> None:
+    with servers(workers=0, migrate=False, fsync=False, redis_config={"rename-command": 'SCAN ""'}) as own:
+        without = settings.model_copy(update={"redis_url": own.redis_url, "postgres_url": own.postgres_url})
+        facts = await doctor.ask(without)
+        assert (facts.lacking, facts.worker_lacking) == ([], ["the command SCAN"])
+        with pytest.raises(ConfigurationError, match=r"this Redis server lacks the command SCAN\.") as caught:
+            await migrate(without)
+        assert "rename-command" in str(caught.value)
+        with psycopg.connect(own.postgres_url) as connection:
+            assert connection.execute("SELECT to_regnamespace(%s)", [settings.postgres_schema]).fetchone() == (None,)
+
+
+@every_redis
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ("~{p}:{{00}}:*", "~{p}:{{01}}:* and of 2 shards more"),
+        ("~{p}:{{*}}:[^h]*", "~{p}:{{*}}:hydrating (DEL, HDEL, HLEN)"),
+        ("~{p}:{{*}}:[^m]*", "~{p}:{{*}}:meta (HGET, HINCRBY, HMGET, HSET)"),
+        ("%R~{p}:*", "~{p}:{{*}}:* (DEL, HDEL, HINCRBY, HSET, …)"),
+    ],
+)
+async def test_the_pattern_of_keys_that_a_user_lacks_is_named(
+    make_client: MakeClient, settings: Settings, redis_raw: Any, keys: str, named: str
+) -> None:
+    """One that fits only some shards, or not each kind of key, was met by whoever came to such a key."""
+    name, parts = settings.prefix, urlsplit(settings.redis_url)
+    pattern = keys.format(p=name)
+    redis_raw.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", pattern, "&*", "+@all")
+    url = parts._replace(netloc=f"{name}:secret@{parts.netloc.rpartition('@')[2]}").geturl()
+    with pytest.raises(ConfigurationError) as caught:
+        await make_client(settings.model_copy(update={"redis_url": url, "shards": 4})).get("runs/42")
+    assert "may not use the keys " in str(caught.value)
+    assert named.format(p=name) in str(caught.value)
+    redis_raw.acl_deluser(name)
 
 
 async def test_a_rule_that_would_put_keys_on_other_shards_is_refused_by_both_tiers(

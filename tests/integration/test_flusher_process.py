@@ -179,6 +179,25 @@ async def test_a_right_that_it_lacks_at_its_start_ends_it_and_is_named(
     redis_raw.acl_deluser(settings.prefix)
 
 
+async def test_a_kind_of_keys_that_it_lacks_at_its_start_is_named(settings: Settings, redis_raw: Any) -> None:
+    url, name = _without(settings, redis_raw, "acl"), settings.prefix
+    redis_raw.execute_command("ACL", "SETUSER", name, "resetkeys", f"~{name}:{{*}}:[^w]*")
+    async with WorkerProcess(settings, redis_url=url) as process:
+        told = await process.until("configuration")
+        assert f"may not use the keys ~{name}:{{*}}:waiters (HDEL, HSCAN)" in told["detail"]
+        assert await process.ended() == 3
+    redis_raw.acl_deluser(name)
+
+
+@pytest.mark.parametrize("command", ["SCAN", "XTRIM", "ZRANGEBYSCORE", "XREAD", "HSCAN", "HGETALL", "XLEN", "RENAME"])
+async def test_a_command_that_the_server_lacks_ends_it_and_is_named(settings: Settings, command: str) -> None:
+    with servers(workers=0, migrate=False, fsync=False, redis_config={"rename-command": f'{command} ""'}) as own:
+        async with WorkerProcess(settings, redis_url=own.redis_url) as process:
+            told = await process.until("configuration")
+            assert f"this Redis server lacks the command {command}." in told["detail"]
+            assert await process.ended() == 3
+
+
 @pytest.mark.parametrize("right", ["persist", "spublish"])
 async def test_a_right_that_it_lacks_when_it_connects_again_is_waited_for(
     agents: Agents, settings: Settings, redis_raw: Any, right: str

@@ -193,6 +193,7 @@ def test_any_other_answer_ends_what_hindered_it(reply: list[Any]) -> None:
         (_error("MISCONF Redis is configured to save RDB snapshots"), Pause, RedisUnavailable),
         (_error("NOPERM this user has no permissions to run the 'evalsha' command"), Fail, ConfigurationError),
         (_error("WRONGTYPE Operation against a key"), Fail, ForeignData),
+        (_error("unknown command 'EVALSHA', with args beginning with: "), Fail, ConfigurationError),
         (_error("ERR something else"), Fail, RedisUnavailable),
     ],
     ids=str,

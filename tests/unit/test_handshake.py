@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from statecache import AsyncStateCache, ConfigurationError, core
+from statecache.core.redis.rights import CLIENT, FENCED
 from statecache.lua import script
+from statecache_workers import redis_rights
 from tests.fixtures.redis import FakeDeployment
 
-CLIENT = Path(core.__file__).parent
+SOURCES = Path(core.__file__).parent
 
 
 def _sources() -> str:
-    return "".join(path.read_text(encoding="utf-8") for path in CLIENT.rglob("*.py"))
+    return "".join(path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.py"))
 
 
 def _asked_for() -> set[str]:
-    text = script("handshake").text
-    asked = text[text.index("local needed") : text.index("for _, command")] + text[text.index("needed[#needed") :]
-    return {words[0] for words in re.findall(r"\{ '([A-Z]+)'(, '([A-Z]+)')?", asked)}
+    return {command.split()[0] for command in (*CLIENT, *FENCED)}
 
 
 def test_every_command_of_the_clients_scripts_is_asked_for() -> None:
@@ -30,6 +30,17 @@ def test_every_command_of_the_clients_scripts_is_asked_for() -> None:
     run = {command for name in names for command in re.findall(r"call\(\s*'([A-Z]+)'", script(name).text)}
     assert len(run) > 15
     assert run - _asked_for() == {"SPUBLISH", "RPUSH"}
+
+
+def test_every_command_that_a_worker_runs_is_asked_for_at_its_start() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in Path(redis_rights.__file__).parent.rglob("*.py"))
+    plain = set(re.findall(r'[=\[] ?\("([A-Z]+)", |return \("([A-Z]+)", ', text))
+    names = set(re.findall(r'(?:pipeline\(link|scripts?\()(?:, )?\s*"([a-z_]+)"', text))
+    assert {"ack", "retire", "sweep", "lease_sweep", "heads"} <= names
+    run = {command for name in names for command in re.findall(r"call\(\s*'([A-Z]+)'", script(name).text)}
+    run |= {command for found in plain for command in found if command}
+    assert {"XREAD", "XTRIM", "HSCAN", "SCAN", "ZRANGEBYSCORE", "RENAME", "SPUBLISH", "XADD"} <= run
+    assert run - _asked_for() - {command.split()[0] for command in redis_rights.WORKER} == {"EVAL"}
 
 
 def test_what_only_a_lock_needs_is_asked_for_by_the_lock_before_it_writes() -> None:
@@ -70,8 +81,7 @@ def test_a_server_that_shows_no_replication_id_cannot_be_fenced(
         redis.acl_check_cmd = function() return true end
         redis.pcall = function(name) return name == 'INFO' and '{shown}' or {{ err = 'wrong number of arguments' }} end
     """
-    keys = fake.keys.handshake()
-    assert fake.redis.eval(told + script("handshake").text, len(keys), *keys, fence)[7:] == lacks
+    assert fake.redis.eval(told + script("handshake").text, 1, fake.keys.meta(0), fence)[7:] == lacks
 
 
 def test_what_a_script_includes_stands_in_it() -> None:

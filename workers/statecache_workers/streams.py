@@ -22,7 +22,7 @@ from statecache.entries import ForeignEntry, NewerFormat, change_set, position_o
 from statecache.errors import RedisUnavailable
 from statecache.lua import script
 from statecache.model import ChangeSet, Position
-from statecache.redis_errors import DEMOTED, code_of, no_primary
+from statecache.redis_errors import DEMOTED, code_of, lacking_command, no_primary
 from statecache_workers.owned_shards import Head, Heads, Holding, head_of, set_apart
 from statecache_workers.stream_places import Gap, StreamPlace
 
@@ -218,7 +218,8 @@ class Streams:
     async def run(self, link: Link, commands: Sequence[Command]) -> list[Any]:
         """Run commands in one round trip; a reply that blames a key's type, or a script's absence, is a value.
 
-        Every other error reply blames the server (loading, read only, out of memory, rights): RedisUnavailable. The
+        Every other error reply blames the server (loading, read only, out of memory, rights): RedisUnavailable, or, as
+        nothing that passes, ConfigurationError for a command that it does not know. The
         connection to a server that is no primary any more is closed: it would lead there for ever.
         """
         replies = await link.run(commands, seconds=self._settings.timeout_s)
@@ -227,6 +228,8 @@ class Streams:
                 await link.close()
                 raise no_primary(self._settings, str(reply)) from reply
             if isinstance(reply, Exception) and not isinstance(reply, NoScriptError) and "WRONGTYPE" not in str(reply):
+                if (lacking := lacking_command(str(reply))) is not None:
+                    raise lacking from reply
                 raise RedisUnavailable("refused", detail=str(reply)) from reply
         return replies
 

@@ -18,14 +18,14 @@ from statecache.cli.status.replicas import REPLICAS, too_few_replicas
 from statecache.cli.status.sample import info_of, software
 from statecache.clock import wall
 from statecache.core.redis.connection import Link, dialer
+from statecache.core.redis.rights import CLIENT, FENCED, LOCKS, Rights, commands, rights
 from statecache.keys import HASH, KeySpace
 from statecache.lua import script
 from statecache.redis_errors import CLUSTER, CLUSTER_NODE, NO_CLUSTER, NO_SENTINEL, SENTINEL, code_of, is_sentinel
 from statecache.rules.epochs import Look, look_of
 from statecache.settings import pin_difference
 from statecache_workers.redis_memory import shortage
-from statecache_workers.redis_rights import named, needed
-from statecache_workers.redis_rights import refused as refused_of
+from statecache_workers.redis_rights import WORKER
 
 if TYPE_CHECKING:
     from statecache.settings import Settings
@@ -33,21 +33,24 @@ if TYPE_CHECKING:
 CONFIG = (
     "appendfsync", "save", "maxmemory-clients", REPLICAS, "client-output-buffer-limit",
 )  # fmt: skip
+_AGENT = (*LOCKS, "SSUBSCRIBE {events}", "INFO", "WAIT 1 1")
+"""What an agent needs beside what every connection's handshake asks for."""
 REPLICA_BUFFER_MIN = 256 * 1024 * 1024
 """A burst of large commits fits into this much, in bytes, before a replica is cut off and starts over."""
 
 
 class RedisFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a Redis said. `config` lacks what was refused; a right is named by its refused command."""
+    """What a Redis said. `config` lacks what was refused; rights that are lacking are half a sentence."""
 
     info: Mapping[str, str]
     config: Mapping[str, str]
     config_refused: str
     pin: Sequence[str]
     lacking: Sequence[str]
-    handshake_refused: Sequence[str]
-    agent_refused: Sequence[str]
-    worker_refused: Sequence[str]
+    worker_lacking: Sequence[str]
+    handshake_refused: str
+    agent_refused: str
+    worker_refused: str
     ahead_s: float
     kind: str = ""
     """'cluster' for a node of one, 'sentinel', or '' for what can be served."""
@@ -73,13 +76,11 @@ async def ask(settings: Settings) -> RedisFacts:
             ],
             seconds=seconds,
         )
-        handshake = await _handshake(link, keys.handshake(), [settings.fence], seconds)
-        agent = await refused_of(link, _beyond_the_handshake(keys), seconds=seconds)
-        worker = await refused_of(link, needed(keys), seconds=seconds)
+        handshake = await _handshake(link, keys, settings.fence, seconds)
+        client, agent, worker = await _asked_for(link, keys, settings.fence, seconds)
         looks = await _looks(link, keys, settings.fence, seconds)
     finally:
         await link.close()
-    refused = handshake[7:]
     middle = before + (after - before) / 2
     at = middle.timestamp() if isinstance(now, Exception) else int(now[0]) + int(now[1]) / 1e6
     return RedisFacts(
@@ -87,10 +88,11 @@ async def ask(settings: Settings) -> RedisFacts:
         config=_pairs(config),
         config_refused=str(config) if isinstance(config, Exception) else "",
         pin=[] if isinstance(pin, Exception) or pin[0] is None else [(part or b"").decode() for part in pin],
-        lacking=list(dict.fromkeys(one[1:] for one in refused if one.startswith("!"))),
-        handshake_refused=[one for one in refused if not one.startswith("!")],
-        agent_refused=agent,
-        worker_refused=worker,
+        lacking=list(dict.fromkeys([*Rights((), handshake[7:]).unknown, *client.unknown])),
+        worker_lacking=[one for one in worker.unknown if one not in client.unknown],
+        handshake_refused=client.refused,
+        agent_refused=agent.refused,
+        worker_refused=worker.refused,
         ahead_s=at - middle.timestamp(),
         kind="sentinel" if is_sentinel(info) else "cluster" if handshake[6] == "cluster" else "",
         full=isinstance(info, bytes) and shortage(info.decode("utf-8", "replace")) is not None,
@@ -98,16 +100,26 @@ async def ask(settings: Settings) -> RedisFacts:
     )
 
 
-async def _handshake(link: Link, keys: Sequence[str], arguments: Sequence[Any], seconds: float) -> list[str]:
-    """Run the handshake, which only looks; where a server refuses it as a whole, return EVAL as refused.
+async def _handshake(link: Link, keys: KeySpace, fence: str, seconds: float) -> list[str]:
+    """Run the handshake, which only looks; nothing is told where a server refuses it as a whole.
 
     The role of a node of a Redis Cluster is 'cluster'.
     """
     try:
-        reply = await link.script(script("handshake"), keys, arguments, seconds=seconds)
+        reply = await link.script(script("handshake"), [keys.meta(0)], [fence], seconds=seconds)
     except ResponseError as error:
-        return [""] * 6 + (["cluster"] if code_of(error) in CLUSTER else ["", "EVAL"])
+        return [""] * 6 + ["cluster" if code_of(error) in CLUSTER else ""]
     return [part.decode("utf-8", "replace") for part in reply]
+
+
+async def _asked_for(link: Link, keys: KeySpace, fence: str, seconds: float) -> list[Rights]:
+    """Ask, on every shard, for what each client, an agent, and a worker runs; who may run no script lacks EVAL."""
+    every = CLIENT + (FENCED if fence == "on" else ())
+    asked = [commands(keys, needed, range(keys.shards)) for needed in (every, _AGENT, WORKER)]
+    try:
+        return [await rights(link, some, seconds=seconds) for some in asked]
+    except ResponseError:
+        return [Rights(asked[0], ["EVAL"]), Rights((), ()), Rights((), ())]
 
 
 async def _looks(link: Link, keys: KeySpace, fence: str, seconds: float) -> dict[int, Look]:
@@ -126,12 +138,6 @@ def _pairs(reply: Any) -> dict[str, str]:
         return {}
     words = [part.decode("utf-8", "replace") for part in reply]
     return dict(zip(words[::2], words[1::2], strict=False))
-
-
-def _beyond_the_handshake(keys: KeySpace) -> list[str]:
-    """Return the commands that an agent needs beside those of every connection's handshake."""
-    calls = keys.events(0, "client")
-    return [f"SSUBSCRIBE {keys.events(0)}", "INFO", "WAIT 1 1", f"SSUBSCRIBE {calls}", f"SPUBLISH {calls} x"]
 
 
 def findings(facts: RedisFacts, settings: Settings, *, worker: bool) -> Iterator[Finding]:
@@ -160,6 +166,9 @@ def _what_it_is(facts: RedisFacts, settings: Settings) -> Iterator[Finding]:
     if facts.lacking:
         yield error("redis", f"{software(facts.info) or 'the server'} lacks {', '.join(facts.lacking)}",
                     "clients refuse it", "use Redis 7.0, Valkey 7.2 or newer, without rename-command")  # fmt: skip
+    if facts.worker_lacking:
+        yield error("redis", f"{software(facts.info) or 'the server'} lacks {', '.join(facts.worker_lacking)}",
+                    "workers and migrate refuse it", "take no command away by rename-command")  # fmt: skip
     if facts.info.get("role") == "slave":
         yield error("redis", "this is a replica", "it takes no writes", "give the primary's URL: STATECACHE_REDIS_URL")
     if facts.pin:
@@ -239,13 +248,13 @@ def _replicas(facts: RedisFacts) -> Iterator[Finding]:
 def _rights(facts: RedisFacts, *, worker: bool) -> Iterator[Finding]:
     remedy = "ACL SETUSER <user> +<command> … ~<prefix>:{* &<prefix>:{*"
     if facts.handshake_refused:
-        yield error("redis", f"this user may not run {named(facts.handshake_refused)}",
+        yield error("redis", f"this user {facts.handshake_refused}",
                     "clients and workers refuse to work", remedy)  # fmt: skip
     for who, refused, insisted in (
         ("agent", facts.agent_refused, not worker),
         ("worker", facts.worker_refused, worker),
     ):
-        what = f"this user may not run {named(refused)}"
+        what = f"this user {refused}"
         if refused and insisted:
             yield error("redis", what, f"it cannot be {'an' if who == 'agent' else 'a'} {who}'s", remedy)
         elif refused:

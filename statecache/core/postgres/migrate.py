@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psycopg
 from psycopg import errors as pg
+from redis.exceptions import ResponseError
 
 from statecache.concurrency import TASKS, Concurrency
 from statecache.core.epoch.gate import Gate
 from statecache.core.postgres.connection import brief, connect
 from statecache.core.postgres.tier import PostgresTier
+from statecache.core.redis.rights import ADOPTING, commands, rights
 from statecache.core.redis.tier import RedisTier
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable
 from statecache.keys import GROUP_RULE, HASH, KeySpace
@@ -73,7 +75,7 @@ async def migrate(settings: Settings, *, redis: bool = True, io: Concurrency = T
         if await schema.is_pinned():
             await _compare(postgres)
         if redis:
-            server = await _look_at(tier, settings.connect_timeout_s)
+            server = await _look_at(tier, keys, settings.connect_timeout_s)
         if tier.cluster not in ("", postgres.cluster):
             raise _another_cluster(settings, tier.cluster, postgres.cluster, server=server)
         await schema.begin()
@@ -178,11 +180,18 @@ async def _connection(settings: Settings, io: Concurrency) -> psycopg.AsyncConne
     )
 
 
-async def _look_at(tier: RedisTier, seconds: float) -> str:
-    """Compare the pin of a Redis that answers, and return its replid; one that is away is asked again at the end."""
+async def _look_at(tier: RedisTier, keys: KeySpace, seconds: float) -> str:
+    """Compare the pin of a Redis that answers, and return its replid; one that is away is asked again at the end.
+
+    One that lacks a command by which it is adopted is refused before anything is done.
+    """
     with suppress(RedisUnavailable):
         link = await tier.link()
         try:
+            with suppress(ResponseError):  # a server that does not tell
+                found = await rights(link, commands(keys, ADOPTING, [0]), seconds=seconds)
+                if found.unknown:
+                    raise await tier.hindered(link, found, ADOPTING, seconds=seconds)
             return await replid_of(link, seconds)
         finally:
             await link.close()

@@ -21,6 +21,7 @@ from statecache.clock import boottime, monotonic
 from statecache.concurrency import TASKS, Concurrency
 from statecache.core.pool import Pool
 from statecache.core.redis.connection import Dial, Link, dialer
+from statecache.core.redis.rights import CLIENT, FENCED, Rights, commands, ends, many, rights
 from statecache.core.redis.server_clock import ServerClock
 from statecache.errors import ConfigurationError, RedisUnavailable, StateCacheError
 from statecache.keys import HASH
@@ -30,6 +31,8 @@ from statecache.redis_errors import (
     CLUSTER,
     DEMOTED,
     FINAL,
+    GRANT,
+    SERVERS,
     answer_of,
     code_of,
     is_sentinel,
@@ -48,11 +51,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-_SERVERS = (
-    "Use Redis 7.0, Valkey 7.2 or newer, and take no command away by rename-command; "
-    "behind a proxy that hides what they can do, set fence=off."
-)
 
 
 class RedisTier:
@@ -74,10 +72,15 @@ class RedisTier:
         self._pairing = pairing
         self._dial = dial or dialer(settings, io=io)
         self._dial_tracked = None if dial else dialer(settings, io=io, protocol=3)
+        self._asked = commands(keys, self._needed, ends(keys))
         self.cluster = ""
         self.lacks_rights = False
         """Whether the last handshake said that the user may not run all that is needed."""
         self.pool = Pool(self.link, io=io, size=settings.redis_connections_max, busy=RedisUnavailable, what="Redis")
+
+    @property
+    def _needed(self) -> tuple[str, ...]:
+        return (*CLIENT, *FENCED) if self._settings.fence == "on" else CLIENT
 
     @property
     def tracks(self) -> bool:
@@ -130,7 +133,8 @@ class RedisTier:
         keys = self._keys
         sent, booted = monotonic(), boottime()
         try:
-            reply = await link.script(script("handshake"), keys.handshake(), [self._settings.fence], seconds=seconds)
+            asked = [self._settings.fence, ";".join(self._asked)]  # one text: to a stranger a server lends few words
+            reply = await link.script(script("handshake"), [keys.meta(0)], asked, seconds=seconds)
         except ResponseError as error:
             raise await self._no_handshake(link, error, seconds) from error
         shards, hashed, prefix, schema, cluster, now_ms, role, *refused = [
@@ -141,15 +145,9 @@ class RedisTier:
             raise of_cluster()
         if role not in ("master", ""):
             raise no_primary(self._settings, f"it is a {role}")
-        lacking = dict.fromkeys(what.removeprefix("!") for what in refused if what.startswith("!"))
-        if lacking:
-            raise ConfigurationError(f"this Redis server lacks {', '.join(lacking)}", hint=_SERVERS)
-        self.lacks_rights = bool(refused)
+        self.lacks_rights = False
         if refused:
-            raise ConfigurationError(
-                "the Redis user may not run " + ", ".join(sorted(set(refused))),
-                hint="Grant these commands on these keys.",
-            )
+            raise await self.hindered(link, Rights(self._asked, refused), self._needed, seconds=seconds)
         self.clock.heard(int(now_ms), booted)
         link.ahead_ms, link.handshake_s = int(now_ms) - sent * 1000, monotonic() - sent
         self.cluster = cluster
@@ -169,12 +167,31 @@ class RedisTier:
         if code in AGAIN:
             return RedisUnavailable("role" if code in DEMOTED else "loading", detail=str(error))
         if code == "NOPERM":
+            told = refusal(error, self._keys.meta(0))
             self.lacks_rights = True
-            return refusal(error, self._keys.handshake()[-1])
+            return await self.hindered(link, Rights((), ()), self._needed, seconds=seconds, otherwise=told)
         (info,) = await link.run([("INFO", "server")], seconds=seconds)
         if is_sentinel(info):
             return of_sentinel()
-        return ConfigurationError(f"Redis refuses the handshake: {error}", hint=_SERVERS)
+        return ConfigurationError(f"Redis refuses the handshake: {error}", hint=SERVERS)
+
+    async def hindered(
+        self, link: Link, found: Rights, needed: Sequence[str], *, seconds: float,
+        otherwise: StateCacheError | None = None,
+    ) -> StateCacheError:  # fmt: skip
+        """Return the error for what this server lacks, or this user, who is asked about all shards for that.
+
+        It is `otherwise` where nothing that is asked for is refused, or this user may not even ask.
+        """
+        if not found.unknown:
+            with suppress(ResponseError):
+                found = await rights(link, commands(self._keys, needed, many(self._keys)), seconds=seconds)
+        if found.unknown:
+            return ConfigurationError(f"this Redis server lacks {', '.join(found.unknown)}", hint=SERVERS)
+        if not found.refused and otherwise is not None:
+            return otherwise
+        self.lacks_rights = True
+        return ConfigurationError(f"the Redis user {found.refused}", hint=GRANT)
 
     async def exchange(self, commands: Sequence[Command], *, seconds: float, patience: float = 1.0) -> list[Any]:
         """Run commands on one connection, once, and return their replies, error replies as values.

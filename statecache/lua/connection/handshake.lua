@@ -1,10 +1,12 @@
 -- Tells what a new connection must know before it is used.
 --
--- KEYS  1 meta  2 changes  3 unflushed  4 hydrating  5 a state key that is never written
--- ARGV  1 fence (on|off)
+-- KEYS  1 meta
+-- ARGV  1 fence (on|off)  2 the commands that are needed, parted by semicolons, their words by blanks
 -- Gives { shards, hash, prefix, schema, cluster, server's time in ms, role, … }, '' for what is not pinned or not shown;
--- then what is in the way: a command that this user may not run, or, behind an exclamation mark, what this server cannot
--- do. The role of a node of a Redis Cluster is 'cluster', and nothing follows.
+-- then what is in the way: of the commands, as in the script rights, or, behind an exclamation mark, what this server
+-- cannot do. The role of a node of a Redis Cluster is 'cluster', and nothing follows.
+
+-- include permitted
 
 local pin = redis.pcall('HMGET', KEYS[1], 'shards', 'hash', 'prefix', 'schema', 'cluster')
 local answer = {}
@@ -25,25 +27,7 @@ if fenced and not check then
   answer[#answer + 1] = '!script flags'
   return answer
 end
-if check then
-  local meta, changes, unflushed, hydrating, state = unpack(KEYS)
-  local needed = {
-    { 'HMGET', meta, 'a' }, { 'HGET', meta, 'a' }, { 'HSET', meta, 'a', 'b' },
-    { 'HINCRBY', meta, 'a', 1 }, { 'XADD', changes, '*', 'a', 'b' }, { 'XRANGE', changes, '-', '+' },
-    { 'XREVRANGE', changes, '+', '-' }, { 'XINFO', 'STREAM', changes }, { 'XDEL', changes, '1-1' },
-    { 'ZADD', unflushed, 1, 'a' }, { 'ZSCORE', unflushed, 'a' }, { 'ZCARD', unflushed }, { 'ZRANGE', unflushed, 0, -1 },
-    { 'ZREM', unflushed, 'a' }, { 'HLEN', hydrating }, { 'DEL', hydrating },
-    { 'HDEL', hydrating, 'a' }, { 'HSET', state, 'a', 'b' }, { 'HEXISTS', state, 'a' }, { 'PERSIST', state },
-    { 'PEXPIRE', state, 1 }, { 'EXISTS', state }, { 'TYPE', state }, { 'UNLINK', state }, { 'WATCH', state },
-    { 'UNWATCH' }, { 'MULTI' }, { 'EXEC' }, { 'EVALSHA', 'a', 0 }, { 'TIME' },
-  }
-  if fenced then needed[#needed + 1] = { 'INFO', 'replication' } end
-  for _, command in ipairs(needed) do
-    local known, allowed = pcall(check, unpack(command))
-    if not known then answer[#answer + 1] = '!the command ' .. command[1] end
-    if known and not allowed then answer[#answer + 1] = command[1] .. ' ' .. (command[2] or '') end
-  end
-end
+if check then ask(answer, check, ARGV[2]) end
 if fenced then
   local unknown = redis.pcall('SPUBLISH').err
   if string.find(unknown, '[Uu]nknown') then answer[#answer + 1] = '!sharded pub/sub' end

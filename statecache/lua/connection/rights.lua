@@ -1,14 +1,12 @@
 -- Tells which commands this user may not run.
 --
--- KEYS  the keys that the commands name
--- ARGV  commands, their words parted by blanks
--- Gives those that are refused; a command that this server does not know is not among them.
+-- KEYS  none: the keys that the commands name are not touched, and a user may lack them
+-- ARGV  1 commands, parted by semicolons, their words by blanks
+-- Gives what is in the way: '!the command NAME' for one that this server does not know, the command where it may not be run,
+-- and the command behind ~ or & where it may not be run on its keys or its channel. A server before Redis 7 gives nothing.
 
-local refused = {}
-for _, command in ipairs(ARGV) do
-  local words = {}
-  for word in string.gmatch(command, '%S+') do words[#words + 1] = word end
-  local known, allowed = pcall(redis.acl_check_cmd, unpack(words))
-  if known and not allowed then refused[#refused + 1] = command end
-end
-return refused
+-- include permitted
+
+local answer = {}
+if redis.acl_check_cmd then ask(answer, redis.acl_check_cmd, ARGV[1]) end
+return answer
