@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
+from statecache.lua import names, script
 from statecache.settings import masked
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ SERVERS = (
     "Use Redis 7.0, Valkey 7.2 or newer, and take no command away by rename-command; "
     "behind a proxy that hides what they can do, set fence=off."
 )
+_LINE = re.compile(r"script: ([0-9a-f]{40}), on @user_script:(\d+)")
+_CALL = re.compile(r"call\('([A-Z]+)'")
 _UNKNOWN = re.compile(r"unknown (?:redis )?command(?: called from script|,? ['`]?([^'`,\s]+))?", re.IGNORECASE)
 GRANT = "Grant this to the Redis user, as config/users.acl has it."
 _RIGHTS = ("NOPERM", "ACL failure", "can't run this command", "can't access at least one of the keys")
@@ -40,7 +43,8 @@ def code_of(error: Exception) -> str:
 def found_at(redis_key: str, reason: str) -> StateCacheError:
     """Return the error for what hindered a script at that Redis key: foreign data, or a right that the user lacks."""
     if any(words in reason for words in _RIGHTS):
-        return ConfigurationError(f"the Redis user lacks rights: {reason}", hint="Grant these commands on these keys.")
+        told = f"the Redis user lacks rights: {reason}{_command_in(reason)}, at {redis_key}"
+        return ConfigurationError(told, hint="Grant these commands on these keys.")
     if (lacking := lacking_command(reason)) is not None:
         return lacking
     return ForeignData(redis_key, reason=reason)
@@ -53,6 +57,15 @@ def lacking_command(reason: str) -> ConfigurationError | None:
         return None
     name = found[1] or f"of a script: {reason}"
     return ConfigurationError(f"this Redis server lacks the command {name}", hint=SERVERS)
+
+
+def _command_in(reason: str) -> str:
+    """Return which commands stand on the line of ours that an error in a script tells, for the server names none."""
+    found = _LINE.search(reason)
+    text = next((one.text for one in map(script, names()) if found and one.sha == found[1]), "")
+    line = text.splitlines()[int(found[2]) - 1] if found and text else ""
+    run = " or ".join(dict.fromkeys(_CALL.findall(line)))
+    return f": {run}" if run else ""
 
 
 def no_primary(settings: Settings, detail: str) -> RedisUnavailable:

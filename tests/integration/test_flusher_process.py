@@ -217,6 +217,20 @@ async def test_a_right_that_it_lacks_when_it_connects_again_is_waited_for(
     redis_raw.acl_deluser(name)
 
 
+async def test_a_right_that_is_taken_away_in_mid_life_is_named(
+    agents: Agents, settings: Settings, redis_raw: Any
+) -> None:
+    name, url = settings.prefix, _without(settings, redis_raw, "flushall")
+    async with ready(settings, redis_url=url) as process:
+        redis_raw.execute_command("ACL", "SETUSER", name, "-spublish")
+        agents.commit(agents.key_on(0))
+        while "may not run SPUBLISH" not in (await process.until("outage"))["detail"]:
+            continue  # at first only a script's failure is told
+        redis_raw.execute_command("ACL", "SETUSER", name, "+spublish")
+        await _until_flushed(agents, 0, 1)
+    redis_raw.acl_deluser(name)
+
+
 ENDED = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = ANY(%s)"
 AWAY = {
     "the schema": ("ALTER SCHEMA {schema} RENAME TO {schema}_away", "ALTER SCHEMA {schema}_away RENAME TO {schema}"),

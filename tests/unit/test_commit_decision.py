@@ -39,6 +39,7 @@ from statecache.errors import (
     StaleToken,
     VersionConflict,
 )
+from statecache.lua import script
 from statecache.model import ABSENT, BLIND, PRESENT, Position, Write
 from statecache.rules.outcomes import content_of
 
@@ -267,3 +268,13 @@ def test_a_conflict_that_was_met_at_the_lookup_counts_as_long_as_that_change_sta
     assert isinstance(next_step(commit, _reply("CONFLICT", 1, b"later", b"set"), now=NOW), Again)
     assert commit.repeat is True
     assert isinstance(next_step(commit, _reply("CONFLICT", 1, b"later", b"set"), now=NOW), Refuse)
+
+
+def test_a_right_that_a_script_lacks_is_named_by_the_line_that_the_server_tells() -> None:
+    known = script("commit")
+    at = next(n for n, line in enumerate(known.text.splitlines(), 1) if "call('EXISTS', KEYS[4 + i])" in line)
+    where = f"script: {known.sha}, on @user_script:{at}."
+    reply = _error(f"ERR The user executing the script can't run this command or subcommand {where}")
+    step = next_step(_commit(), reply, now=NOW)
+    assert isinstance(step, Fail)
+    assert ": EXISTS, at " in str(step.error)

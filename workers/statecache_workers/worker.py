@@ -125,6 +125,8 @@ class Worker:
             return await self._turn()
         except (Unavailable, ConfigurationError) as error:
             self._trouble = str(error)
+            if isinstance(error, RedisUnavailable) and error.reason == "refused" and self._link is not None:
+                await self._link.close()  # the next one is asked which right is gone
             self.forget()
             raise
         except BaseException:  # whatever it was, what is believed may no longer be so
