@@ -79,6 +79,18 @@ async def take_in(name: str, take: Callable[[], Awaitable[None]], done: Done) ->
         done.same = max(done.same, same)
 
 
+async def proven(view: AsyncNamespace[Any], *there: State[Any] | None) -> None:
+    """Wait until Postgres holds what was there already, where the view's writes count once it does.
+
+    An import that was cut off may have left it in Redis alone, and is told to be repeated. Raises what `wait_durable`
+    does.
+    """
+    if view._view.durability_of(None) == "postgres":
+        for state in there:
+            if state is not None:
+                await view.wait_durable(state)
+
+
 async def newest(view: AsyncNamespace[Any], name: str) -> Change[Any] | None:
     """Return a state's newest change; None where there never was one."""
     async for change in view.history(name, limit=1, reverse=True):

@@ -196,6 +196,30 @@ async def test_a_copied_thread_stands_by_itself(saver: StateCacheSaver, worker: 
     assert await shown("to/1") == before
 
 
+async def test_a_copy_that_is_whole_stays_so_when_a_pruned_thread_is_copied_again(saver: StateCacheSaver) -> None:
+    graph = note_taker(saver)
+
+    async def notes(thread: str) -> dict[str, Any]:
+        found = [one async for one in graph.aget_state_history(config(thread))]
+        return {id_of(one.config): (one.values, one.parent_config and id_of(one.parent_config)) for one in found}
+
+    for number in range(8):
+        await graph.ainvoke({"notes": [f"given {number}"]}, config("from"))
+    await saver.acopy_thread("from", "to")
+    before = await notes("to")
+    await saver.aprune(["from"])
+    await graph.ainvoke({"notes": ["given later"]}, config("from"))
+    await saver.acopy_thread("from", "to")
+    after = await notes("to")
+    assert {name: after[name] for name in before} == before
+    assert len(after) > len(before)
+    latest = await saver.aget_tuple(config("from"))
+    await saver.aprune(["to"])
+    await saver.acopy_thread("from", "to")
+    assert latest is not None
+    assert (await notes("to"))[id_of(latest.config)] == (await notes("from"))[id_of(latest.config)]
+
+
 async def test_a_copy_of_a_pruned_thread_may_be_larger_than_a_commit(saver: StateCacheSaver, worker: Worker) -> None:
     values = dict[str, Any]()
     parent: RunnableConfig | None = None

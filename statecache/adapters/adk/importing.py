@@ -19,7 +19,7 @@ from statecache import Create, NotFound, Set, VersionConflict
 from statecache.adapters.adk.documents import Place, appended, event_data, place_of, read_shared
 from statecache.adapters.adk.service import NAMESPACE
 from statecache.adapters.filling import lots
-from statecache.adapters.imported import IMPORT, Unreadable, may_go_on, refuse_larger, take_in
+from statecache.adapters.imported import IMPORT, Unreadable, may_go_on, proven, refuse_larger, take_in
 from statecache.adapters.items import given, kept
 from statecache.adapters.pages import PAGE_FRAME_BYTES, Found, read_pages
 from statecache.adapters.plans import arun
@@ -85,6 +85,8 @@ class _Taking:
         if there is not None:
             shared = read_shared(there)
             if not shared.prepared and given(shared.state) == state:
+                if not self._dry_run:
+                    await proven(self._view, there)
                 return
         if not await may_go_on(self._view, name, there):
             self.done.kept.append(name)
@@ -117,6 +119,8 @@ class _Taking:
         new: list[list[Kept]] = [*lots(events[len(there) :], lambda event: event.size)]
         if not new and given(found.known.state if found.head is not None else state) != session.state:
             new = [[]]  # the state alone
+        if not (new or self._dry_run):
+            await proven(self._view, found.head)
         for lot in new:
             if not self._dry_run:
                 revision = await self._append(place, lot, head, revision)

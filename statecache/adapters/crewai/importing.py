@@ -19,7 +19,7 @@ import msgspec
 
 from statecache import Delete, Set, State, VersionConflict
 from statecache.adapters.crewai.persistence import NAMESPACE, flow_name
-from statecache.adapters.imported import IMPORT, NOT_READ, Unreadable, newest, refuse_larger, take_in, was_here
+from statecache.adapters.imported import IMPORT, NOT_READ, Unreadable, newest, proven, refuse_larger, take_in, was_here
 from statecache.adapters.items import given, kept
 from statecache.adapters.sqlite_files import moment, reading
 
@@ -89,6 +89,7 @@ class _Taking:
             self.done.written += 1
             self._progress(self.done.same + self.done.written)
         if not self._dry_run:
+            await proven(self._view, there)
             await self._take_in_pending(f"{name}/pending", pending)
 
     async def _is_as_saved(self, name: str, there: State[Any] | None, one: StoredFlow) -> bool:
@@ -114,6 +115,8 @@ class _Taking:
         if pending is not None:
             if there is None or there.value != pending:
                 await self._view.commit([Set(name, pending, expected=there)], reason=IMPORT)
+            else:
+                await proven(self._view, there)
         elif there is not None:
             await self._view.commit([Delete(name, expected=there)], reason=IMPORT)
 

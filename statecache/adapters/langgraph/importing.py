@@ -22,11 +22,11 @@ import psycopg
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple, get_checkpoint_id
 from redis.exceptions import RedisError
 
-from statecache import ConfigurationError, PostgresUnavailable, StateCacheError, UsageError
+from statecache import ConfigurationError, Position, PostgresUnavailable, StateCacheError, UsageError
 from statecache.adapters.imported import IMPORT, REFUSED, why
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.saver import StateCacheSaver
-from statecache.adapters.plans import Plan, call, for_reason
+from statecache.adapters.plans import Plan, call, for_reason, level
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
@@ -99,6 +99,8 @@ def import_checkpoints(
                         _put(found, source, importing, is_there=there is not None)
                     done.written += 1
                 progress(done.same + done.written)
+            if not dry_run:
+                target._clients.run(_proven(thread_id))
         except REFUSED as error:
             done.failed[thread_id] = why(error)
         except (StateCacheError, psycopg.Error, RedisError, OSError):
@@ -224,6 +226,15 @@ def _put(found: CheckpointTuple, source: Source, target: StateCacheSaver, *, is_
         target.put_writes(
             found.config, sorted(written, key=lambda one: one[0] in WRITES_IDX_MAP), task_id, paths[task_id]
         )
+
+
+def _proven(thread_id: str) -> Plan[None]:
+    """Wait until Postgres holds all of a thread, where what is written counts once it does."""
+    if (yield from level()) == "postgres":
+        states: list[State[Any]] = yield from call("list", f"{Place(thread_id, '').thread}/", values=False)
+        newest = max(states, key=lambda state: state.position or Position(0, 0), default=None)
+        if newest is not None:
+            yield from call("wait_durable", newest)
 
 
 def _task_paths(source: Source, config: RunnableConfig, tasks: Iterable[str]) -> Mapping[str, str]:

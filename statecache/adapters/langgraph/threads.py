@@ -157,7 +157,24 @@ def copy_thread(source: str, target_id: str, recent: Recent) -> Plan[None]:
 
 
 def _copy(document: Document, target_id: str, recent: Recent) -> Plan[None]:
-    place, target = place_of(document), Place(target_id, document["checkpoint_ns"])
+    """Copy a checkpoint, unless it is there as whole as here: a prune may have cut it off from its parent since."""
+    target = Place(target_id, document["checkpoint_ns"])
+    there = yield from document_of(target, document["checkpoint_id"])
+    is_there = there is not None and (there["parent_checkpoint_id"] or not document["parent_checkpoint_id"])
+    few: list[Document] = [] if is_there else document["writes"]
+    if not is_there:
+        yield from _copy_values(document, target, recent)
+    tasks = {(one["task_id"], one["idx"]) for one in few}
+    more: dict[str, list[Document]] = {}
+    for one in (yield from writes_of(document)):
+        if (one["task_id"], one["idx"]) not in tasks:
+            more.setdefault(one["task_id"], []).append(one)
+    yield from put_writes(target, document["checkpoint_id"], more, recent)
+
+
+def _copy_values(document: Document, target: Place, recent: Recent) -> Plan[None]:
+    """Copy a checkpoint with the values of its channels, and the pending writes that stand in it."""
+    place = place_of(document)
     parent_id, versions = document["parent_checkpoint_id"], document["checkpoint"].get("channel_versions", {})
     parent = (yield from document_of(place, parent_id)) if parent_id else None
     before = parent["channel_values"] if parent else {}
@@ -169,13 +186,5 @@ def _copy(document: Document, target_id: str, recent: Recent) -> Plan[None]:
             kept[channel] = lambda packed=packed: packed
         else:
             changed[channel] = packed
-    writes = yield from writes_of(document)
     copied = document | {"thread_id": target.thread_id}
-    few = copied["writes"]
-    yield from commit(Draft(target, copied, versions, changed, kept, few), recent)
-    tasks = {(one["task_id"], one["idx"]) for one in few}
-    more: dict[str, list[Document]] = {}
-    for one in writes:
-        if (one["task_id"], one["idx"]) not in tasks:
-            more.setdefault(one["task_id"], []).append(one)
-    yield from put_writes(target, document["checkpoint_id"], more, recent)
+    yield from commit(Draft(target, copied, versions, changed, kept, copied["writes"]), recent)

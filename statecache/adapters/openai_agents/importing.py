@@ -21,7 +21,7 @@ import msgspec
 from statecache import OutcomeUnknown, VersionConflict
 from statecache.adapters.applied import is_applied
 from statecache.adapters.filling import lots
-from statecache.adapters.imported import IMPORT, NOT_READ, may_go_on, refuse_larger, take_in
+from statecache.adapters.imported import IMPORT, NOT_READ, may_go_on, proven, refuse_larger, take_in
 from statecache.adapters.items import kept
 from statecache.adapters.openai_agents.pages import Place, added
 from statecache.adapters.openai_agents.session import NAMESPACE
@@ -91,6 +91,8 @@ class _Taking:
             self.done.kept.append(one.session_id)
             return
         refuse_larger("an item", (item.size + PAGE_FRAME_BYTES for item in new), self._bytes_max)
+        if not (new or self._dry_run):
+            await proven(self._view, found.head)
         self.done.same += len(there)
         revision = found.known.revision
         for lot in lots(new, lambda item: item.size):

@@ -30,7 +30,7 @@ from statecache.core.read.listed import Listed
 from statecache.errors import InvalidKey, StateCacheError, UsageError
 from statecache.expiry import ending, expires_at, form_of, until_of
 from statecache.keys import checked_key
-from statecache.model import ABSENT, VALUE_BYTES_MAX, Record, Write
+from statecache.model import ABSENT, VALUE_BYTES_MAX, Position, Record, State, Write
 from statecache.rules.checkpoints import CHECKPOINT_SCHEMA
 from statecache.rules.filters import Selection
 
@@ -205,12 +205,26 @@ async def _take_in(
         else:
             expected = record.change_id if record.exists or record.op == "quarantined" else ABSENT
             due[key] = msgspec.structs.replace(write, expected=expected)
+    if not dry_run:
+        await _prove([record for key, record in there.items() if record.exists and key not in due], cache, more)
     if dry_run or not due:
         done.written += len(due)
         return
     states, errors = await cache._write_each(due, end=cache._view.end_of(None), **more)
     done.written += len(states)
     done.failed |= {key: _said(error) for key, error in errors.items()}
+
+
+async def _prove(there: Sequence[Record], cache: AsyncStateCache, more: dict[str, Any]) -> None:
+    """Wait until Postgres holds what was there already, where what is written counts once it does."""
+    if cache._view.durability_of(more.get("durability")) != "postgres":
+        return
+    newest: dict[int, State[Any]] = {}
+    for state in (cache._view.shown(record, None) for record in there):
+        shard = cache._runtime.keys.shard(state.key)  # a shard's changes get there in their order
+        newest[shard] = max(newest.get(shard, state), state, key=lambda one: one.position or Position(0, 0))
+    for state in newest.values():
+        await cache.wait_durable(state)
 
 
 def _alike(record: Record, write: Write) -> bool:

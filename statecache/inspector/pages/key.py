@@ -64,11 +64,13 @@ async def key(request: Request) -> Response:
     if request.query_params.get("part"):
         given["newest"] = number_in(request, "newest") or 0
         return await page(request, "_shown.html", status=status, **given)
-    now, newest = await part(source.now(name)), await part(_newest(source, name, point, shown.value))
+    now, newest, checkpoints, drawn = await asyncio.gather(  # at once: where a server is away each of them waits for it
+        part(source.now(name)), part(_newest(source, name, point, shown.value)), part(source.checkpoints(name)),
+        part(_drawn(source, name)),
+    )  # fmt: skip
     last = newest.value or 0
     until = number_in(request, "until") or _window(shown.value, last)
-    versions, checkpoints = await part(source.versions(name, until)), await part(source.checkpoints(name))
-    drawn = await part(_drawn(source, name))
+    versions = await part(source.versions(name, until))
     if isinstance(shown.error, VersionNotFound) and not last and now.value is not None and not now.value.record.version:
         return await page(request, "nothing.html", status=404, query=name, key=name)
     rows = (versions.value or [])[:VERSIONS_MAX]
