@@ -167,6 +167,25 @@ async def test_every_connection_notices_a_silent_server(worker: Worker) -> None:
         assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == SILENCE_S * 1000
 
 
+async def test_an_exchange_that_is_still_being_sent_is_not_given_up(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres waits for the rest of it, again and again, as long as this side has other things to do."""
+    monkeypatch.setattr("statecache_workers.database.PROBE_S", 0.0)
+    _, database = await worker.connect()
+    execute = database._connection.execute
+
+    async def late(*given: Any, **more: Any) -> Any:
+        for _ in range(10):
+            await pause()
+        return await execute(*given, **more)
+
+    monkeypatch.setattr(database._connection, "execute", late)
+    sized = [("SELECT octet_length(%s::bytea)", [bytes([number]) * (8 << 20)]) for number in range(4)]
+    async with asyncio.timeout(60.0):
+        assert await database.exchange(sized) == [[(8 << 20,)]] * 4
+
+
 async def test_a_flush_that_postgres_works_at_is_not_given_up(
     agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ async def test_who_is_cancelled_while_a_transaction_is_rolled_back_ends(
 
     async def left() -> None:
         async with database.transaction() as transaction:
-            await transaction.run(Call("session_probe", {"pid": 0, "name": ""}))
+            await transaction.run(Call("session_probe", {"pid": 0, "name": "", "end": False}))
             if left_by is not None:
                 raise left_by
 

@@ -4,13 +4,15 @@ A transaction is opened with its first statements and bounded by local settings 
 transaction-mode pooler. What counts as committed is said in `statecache.core.postgres.connection`.
 
 An answer that does not come soon is asked after over another connection: a session that waits for us while we wait for
-it, or that is gone, will never answer. It is given up at once, and ended there, for it may hold rows.
+it, or that is gone, will never answer. It is given up at once, and ended there, for it may hold rows. One to which
+something is still being sent, or whose answer has come and was not read yet, is waited for: this side is late.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 PROBE_S = 2.0
 """After how many seconds without an answer another connection is asked whether one can come."""
+_LOOK_AGAIN_S = 0.5
+"""After how many seconds it is asked again before a session is ended."""
 _GRACE_S = 2.0
 """How much longer than Postgres itself this side waits before it gives a connection up."""
 
@@ -87,7 +91,7 @@ class Database:
         self._warnings = Warnings(session.connection)
         self._pid = session.connection.info.backend_pid
         self._probing: asyncio.Task[None] | None = None
-        self._silent = False
+        self._sending = self._silent = False
         register(self._connection)
 
     @property
@@ -154,8 +158,14 @@ class Database:
     async def _pipelined(self, statements: Sequence[tuple[str, Any]]) -> list[psycopg.AsyncCursor[Any]]:
         if len(statements) == 1:
             return [await self._connection.execute(*statements[0])]
-        async with self._connection.pipeline():
-            return [await self._connection.execute(*one) for one in statements]
+        try:
+            async with self._connection.pipeline():
+                self._sending = True
+                cursors = [await self._connection.execute(*one) for one in statements]
+                self._sending = False
+                return cursors
+        finally:
+            self._sending = False
 
     async def _roll_back(self) -> None:
         if not self.alive or self._connection.info.transaction_status == TransactionStatus.IDLE:
@@ -194,7 +204,7 @@ class Database:
     @contextlib.contextmanager
     def _probed(self, limit: TaskTimeout) -> Iterator[None]:
         """Ask over another connection, where the answer does not come soon, whether it ever will."""
-        timer = asyncio.get_running_loop().call_later(PROBE_S, self._start_probe, limit)
+        timer = asyncio.get_running_loop().call_later(PROBE_S, self._start_probing, limit)
         try:
             yield
         finally:
@@ -203,21 +213,40 @@ class Database:
                 self._probing.cancel()
                 self._probing = None
 
-    def _start_probe(self, limit: TaskTimeout) -> None:
-        self._probing = asyncio.create_task(self._probe(limit), name="probe")
+    def _start_probing(self, limit: TaskTimeout) -> None:
+        self._probing = asyncio.create_task(self._probe_now_and_then(limit), name="probe")
+
+    async def _probe_now_and_then(self, limit: TaskTimeout) -> None:
+        await self._probe(limit)
+        while not self._silent:
+            await asyncio.sleep(PROBE_S)
+            await self._probe(limit)
 
     async def _probe(self, limit: TaskTimeout) -> None:
         """End the exchange where its session waits for us as we wait for it; a busy one is waited for."""
         asked = {"pid": self._pid, "name": self._connection.info.get_parameters().get("application_name", "")}
         try:
             async with await connect(self._settings, "statecache probe") as other:
-                found = await (await other.execute(self.text("session_probe"), asked)).fetchone()
+                for pause in (_LOOK_AGAIN_S, 0.0):  # what was sent last may not have been noticed yet
+                    waits = self._waits()
+                    found = await (await other.execute(self.text("session_probe"), asked | {"end": False})).fetchone()
+                    if found is not None and not (waits and found[0] and self._waits()):
+                        return
+                    await asyncio.sleep(pause)
+                self._silent = limit.expired = True  # before the session is ended: the exchange may fail by that
+                await other.execute(self.text("session_probe"), asked | {"end": True})
         except (psycopg.Error, PostgresUnavailable, ConfigurationError) as error:
             whisper("not_probed", detail=str(error).partition("\n")[0])
-            return
-        if found is None or found[0]:
-            self._silent = True
+        if self._silent:
             limit.expire()
+
+    def _waits(self) -> bool:
+        """Return whether this side has nothing to do but to wait: all is sent, and no answer is there to be read."""
+        if self._sending or self._connection.pgconn.flush():
+            return False
+        answers = select.poll()
+        answers.register(self._connection.fileno(), select.POLLIN)
+        return not answers.poll(0)
 
     def _where(self) -> str:
         return masked(self._settings.postgres_url)
