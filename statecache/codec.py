@@ -24,7 +24,7 @@ from msgspec import inspect
 from statecache.errors import CodecError, LimitExceeded, SchemaNewer, UsageError
 from statecache.expiry import form_of
 from statecache.model import VALUE_BYTES_MAX, Encoding
-from statecache.record_classes import is_model, is_record, name_of
+from statecache.record_classes import is_model, is_record, is_same, name_of
 from statecache.schemas import judged, left_out, schema_of, versions
 from statecache.value_loss import (
     NAIVE,
@@ -130,7 +130,7 @@ class Codec:
         """Return what readers get from these bytes; raise CodecError where it is not the value."""
         try:
             back = self._read(data)
-            if (back == value) is not True:
+            if not is_same(back, value):
                 refuse_losses(value, back, key, typed=self.type is not Any)
             if self._slot is not None:
                 refuse_namedtuples(value, self._slot, key)

@@ -1,14 +1,16 @@
-"""Classes of values: which are records, their names, and which fields of a model have to come back as they were.
+"""Classes of values: which are records, their names, and what a pydantic model writes otherwise than it reads it.
 
-A pydantic model says itself how it is written and how it is read, and the two need not agree: a SecretStr is written as
-asterisks, a field with a `serialization_alias` under a name by which nothing is read. What a model leaves out
-(`exclude`), or writes by a serializer of its own, is its author's word, and is not looked at.
+A secret is written as asterisks, and a field with a `serialization_alias` of its own by a name by which nothing is
+read: it comes back as its default. What a model leaves out (`exclude`), writes by a serializer of its own, or makes
+another value of as it validates, is its author's word.
 """
 
 from __future__ import annotations
 
-from enum import Enum
+from functools import lru_cache
 from typing import Any, get_origin
+
+_MASKS = ("*" * 10, b"*" * 10)
 
 
 def is_model(kind: Any) -> bool:
@@ -33,35 +35,41 @@ def name_of(kind: Any) -> str:
     return kind.__qualname__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
 
 
-def kept_fields(model: Any) -> frozenset[str]:
-    """Return the names of the fields of a pydantic model that have to come back as they were."""
-    kind = model.__class__
-    decorators = getattr(kind, "__pydantic_decorators__", None)
-    if decorators is None or decorators.model_serializers or kind.model_config.get("json_encoders"):
+@lru_cache(maxsize=1000)
+def unread_fields(kind: Any) -> frozenset[str]:
+    """Return the fields of a pydantic model that it writes by names by which it does not read them."""
+    if kind.__pydantic_decorators__.model_serializers:
         return frozenset()
-    own = {name for one in decorators.field_serializers.values() for name in one.info.fields}
-    fields = {} if "*" in own else kind.model_fields
-    return frozenset(name for name, field in fields.items() if name not in own and not _has_its_own_way(field))
+    config, found = kind.model_config, set()
+    by_name = config.get("validate_by_name") or config.get("populate_by_name")
+    for name, field in kind.model_fields.items():
+        reads = {name} if by_name else set()
+        if config.get("validate_by_alias", True):
+            reads |= _read_by(field.validation_alias or field.alias or name)
+        if not field.exclude and (field.serialization_alias or field.alias or name) not in reads:
+            found.add(name)
+    return frozenset(found)
 
 
-def _has_its_own_way(field: Any) -> bool:
-    if field.exclude or getattr(field, "exclude_if", None) is not None:
-        return True
-    return any(type(one).__module__ == "pydantic.functional_serializers" for one in field.metadata)
+def _read_by(alias: Any) -> set[Any]:
+    """Return the names that stand for a field as a whole."""
+    if isinstance(alias, str):
+        return {alias}
+    ways = alias.choices if hasattr(alias, "choices") else [alias]
+    return {way if isinstance(way, str) else way.path[0] for way in ways if isinstance(way, str) or len(way.path) == 1}
 
 
-def is_another(given: Any, got: Any) -> bool:
-    """Return whether a part comes back as another one; the parts of that are not looked at.
-
-    One of another class may only have changed its form, as where nothing says which class it is of.
-    """
-    kind = given.__class__
-    if given is None or got is None:
-        return given is not got
-    if hasattr(given, "get_secret_value"):
-        return (given == got) is not True and got != given.get_secret_value()
-    if kind is not got.__class__ or isinstance(given, dict) or is_record(kind):
+def is_masked(given: Any, got: Any) -> bool:
+    """Return whether a secret comes back as the asterisks that pydantic writes in its place."""
+    if not hasattr(given, "get_secret_value"):
         return False
-    if isinstance(given, (list, tuple, set, frozenset)):
-        return len(given) != len(got)
-    return (kind.__eq__ is not object.__eq__ or isinstance(given, Enum)) and (given == got) is not True
+    hidden = got.get_secret_value() if hasattr(got, "get_secret_value") else got
+    return hidden in _MASKS and given.get_secret_value() != hidden
+
+
+def is_same(given: Any, got: Any) -> bool:
+    """Return whether two values are equal; those that cannot be compared are not."""
+    try:
+        return (given == got) is True
+    except Exception:  # users' own classes take part
+        return False

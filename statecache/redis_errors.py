@@ -30,7 +30,7 @@ SERVERS = (
 )
 _LINE = re.compile(r"script: ([0-9a-f]{40}), on @user_script:(\d+)")
 _CALL = re.compile(r"call\('([A-Z]+)'")
-_UNKNOWN = re.compile(r"unknown (?:redis )?command(?: called from script|,? ['`]?([^'`,\s]+))?", re.IGNORECASE)
+_UNKNOWN = re.compile(r"unknown (?:redis )?command(?:,? ?['`\"]([^'`\"]+)['`\"])?", re.IGNORECASE)
 GRANT = "Grant this to the Redis user, as config/users.acl has it."
 _RIGHTS = ("NOPERM", "ACL failure", "can't run this command", "can't access at least one of the keys")
 
@@ -55,8 +55,8 @@ def lacking_command(reason: str) -> ConfigurationError | None:
     found = _UNKNOWN.search(reason)
     if found is None:
         return None
-    name = found[1] or f"of a script: {reason}"
-    return ConfigurationError(f"this Redis server lacks the command {name}", hint=SERVERS)
+    told = f"the command {found[1]}" if found[1] else f"a command: {reason}{_command_in(reason)}"
+    return ConfigurationError(f"this Redis server lacks {told}", hint=SERVERS)
 
 
 def _command_in(reason: str) -> str:

@@ -3,7 +3,7 @@
 Most of it shows where the two are unequal, and only there is looked for it: NaN and infinities, which JSON makes null;
 bytes that become text; keys of a dict that become text, or the same text; keys that a type does not name; an
 instance of a subclass, which comes back as its base, without what the subclass adds; a number that a float cannot hold;
-a field of a pydantic model that the model writes otherwise than it reads it.
+a pydantic secret, which is written as asterisks, and a field that its model writes by a name by which it is not read.
 
 What equality does not show, a type tells: a namedtuple is equal to a tuple, so where a type has tuples, the classes of
 what stands there are looked at. What only changes its form is let through: a defaultdict comes back as a dict, and
@@ -26,7 +26,7 @@ import msgspec
 from msgspec import inspect
 
 from statecache.errors import CodecError
-from statecache.record_classes import class_of, is_another, is_model, is_record, kept_fields, name_of
+from statecache.record_classes import class_of, is_masked, is_model, is_record, is_same, name_of, unread_fields
 
 NESTING_MAX = 200
 """How many levels of containers a value may have."""
@@ -40,7 +40,8 @@ _LOST_BYTES = "JSON would bring these bytes back as text; give a type that says 
 _SAME_KEYS = "two of its keys become the same text; rename one"
 _TEXT_KEYS = "its keys would come back as text; make text of them, or give a type that says numbers"
 _UNNAMED = "readers would not get it, for its type does not name it; name it there, or leave it out"
-_ANOTHER = "readers would get another value, for the model writes it otherwise than it reads it; give it a serializer"
+_UNREAD = "readers would get its default: the model writes it by a name by which it does not read it; use one for both"
+_MASKED = "readers would get asterisks, as pydantic writes a secret; give it a serializer that writes what it holds"
 _INEXACT = "a float cannot hold this number; round it, or give a type that says int"
 _BYTES = (bytes, bytearray, memoryview)
 _SCALARS = frozenset({str, int, float, bool, type(None), bytes})
@@ -64,19 +65,20 @@ def refuse_losses(value: Any, back: Any, key: str, *, typed: bool) -> None:
     """
     path: list[str] = []
     levels: list[Iterator[Pair]] = [iter([("", value, back)])]
-    kept: list[Collection[str] | None] = [()]  # which steps of a level lead to what has to come back; None: all do
+    unread: list[Collection[str]] = [()]  # the steps of a level to what is written by a name by which it is not read
     while levels:
         pair = next(levels[-1], None)
         if pair is None:
             levels.pop()
-            kept.pop()
+            unread.pop()
             if path:
                 path.pop()
             continue
         step, given, got = pair
         path.append(step)
-        is_kept = kept[-1] is None or step in kept[-1]
-        reason = _loss(given, got, typed=typed) or (_ANOTHER if is_kept and is_another(given, got) else "")
+        reason = _loss(given, got, typed=typed)
+        if not reason and step in unread[-1] and not is_same(given, got):
+            reason = _UNREAD
         if reason:
             raise CodecError(key=key, path=spelled(path), reason=reason)
         pairs = _pairs_of(given, got, alike=len(levels) <= _ALIKE_LEVELS)
@@ -86,7 +88,8 @@ def refuse_losses(value: Any, back: Any, key: str, *, typed: bool) -> None:
         if len(levels) > NESTING_MAX:
             raise CodecError(key=key, path=spelled(path), reason=_DEEP)
         levels.append(iter(pairs))
-        kept.append({*map(step_of, kept_fields(given))} if is_model(given.__class__) else None if is_kept else ())
+        is_whole = is_model(given.__class__) and given.__class__ is got.__class__
+        unread.append([*map(step_of, unread_fields(given.__class__))] if is_whole else ())
 
 
 def _loss(given: Any, got: Any, *, typed: bool) -> str:
@@ -94,6 +97,8 @@ def _loss(given: Any, got: Any, *, typed: bool) -> str:
     kind, gets = given.__class__, got.__class__
     if got is _LEFT_OUT:
         return _UNNAMED
+    if is_masked(given, got):
+        return _MASKED
     if kind is float and not math.isfinite(given):
         return f"{given} is not a number that can be stored; use None or text"
     if kind is int and gets is float and given != got:

@@ -8,11 +8,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
 from pydantic import (
+    AliasChoices,
     AliasGenerator,
+    AliasPath,
     AnyUrl,
     BaseModel,
     ConfigDict,
@@ -21,6 +24,7 @@ from pydantic import (
     SecretStr,
     field_serializer,
     model_serializer,
+    model_validator,
 )
 from pydantic.alias_generators import to_camel
 
@@ -68,7 +72,7 @@ class Holder(msgspec.Struct):
         (Holder(Session(), [Session(token=SecretStr("s3cret"))]), Holder, "$.more[0].token"),
         (Camel(turn_count=5), Camel, "$.turn_count"),
         (Camel(all_names=["a"]), Camel, "$.all_names"),
-        (Camel(by_name={"a": 1}), Camel, "$.by_name.a"),
+        (Camel(by_name={"a": 1}), Camel, "$.by_name"),
         (Camel(last_colour=Colour.BLUE), Camel, "$.last_colour"),
         (Camel(last_session=Session()), Camel, "$.last_session"),
         (Aliased(zed=5), Aliased, "$.n"),  # type: ignore[call-arg]
@@ -117,6 +121,49 @@ def test_what_its_author_writes_in_a_way_of_its_own_is_let_through(
     encoding: Encoding, value: BaseModel, comes_back: BaseModel
 ) -> None:
     assert returned(value, type(value), encoding) == comes_back
+
+
+class Deps(BaseModel):
+    hits: int = 0
+    token: SecretStr = SecretStr("")
+
+
+Money = Annotated[Decimal, PlainSerializer(lambda value: round(float(value), 1))]
+
+
+class Run(BaseModel):
+    model_config = ConfigDict(str_strip_whitespace=True, populate_by_name=True)
+    answer: str = ""
+    deps: Deps = Field(default_factory=Deps, exclude=True)
+    all_deps: list[Deps] = Field(default_factory=list, exclude=True)
+    money: Money | None = None
+    at: datetime | None = None
+    total: int = 0
+    by_either: int = Field(default=0, validation_alias=AliasChoices("either", AliasPath("one", 0)))
+    aliased: int = Field(default=0, alias="other")
+
+    @model_validator(mode="after")
+    def _summed(self) -> Run:
+        self.total = len(self.answer)
+        return self
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+@both
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"answer": "done \n"}, {"deps": Deps(hits=3, token=SecretStr("x"))}, {"all_deps": [Deps(hits=3)]},
+        {"money": Decimal("1.234")}, {"at": datetime(2026, 10, 25, 2, 15, tzinfo=BERLIN)}, {"by_either": 5},
+        {"at": datetime(2026, 10, 25, 2, 15, tzinfo=BERLIN, fold=1)}, {"total": 7}, {"aliased": 3},
+    ],
+)  # fmt: skip
+def test_what_its_validators_and_serializers_make_of_it_is_let_through(encoding: Encoding, changes: Any) -> None:
+    for value, kind in ((Run().model_copy(update=changes), Run), ([Run().model_copy(update=changes)], list[Run])):
+        returned(value, kind, encoding)
+    assert returned(Run(other=3), Run, encoding).aliased == 3
 
 
 class Anything(BaseModel):

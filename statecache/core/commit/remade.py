@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from statecache.errors import OutcomeUnknown
 from statecache.expiry import form_of, until_of
 from statecache.history_errors import VersionNotFound
 from statecache.records import time_of
@@ -26,7 +27,8 @@ _GONE = "it is applied, and what it has made of that is kept no more"
 async def remade(durable: Durable, commit: Commit, found: Found, *, end: float) -> Found:
     """Return what was found with what its modifiers made, and were given, where that has to be known.
 
-    Raises VersionNotFound where retention has let what one of them made go.
+    Where retention has let go what one of them made, raises VersionNotFound to whoever has named the change_id, else
+    OutcomeUnknown, as ever after a lost answer.
     """
     made: dict[int, Made] = {}
     bases: dict[int, bytes | None] = {}
@@ -36,6 +38,8 @@ async def remade(durable: Durable, commit: Commit, found: Found, *, end: float) 
         change = found.changes[at] if found.changes else None
         change = change or await durable.change(commit.shard, commit.change_id, write.key, end=end)
         if change is None:
+            if not commit.named:
+                raise OutcomeUnknown(commit.change_id, keys=commit.keys, reason=_GONE)
             raise VersionNotFound(write.key, wanted=f"change {commit.change_id}", reason=_GONE)
         made[at] = Made(change.value, change.encoding, change.schema)
         if not commit.named:
