@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from statecache.concurrency import TASKS
 from statecache.concurrency.bounding import TaskTimeout
 from statecache.core.postgres.connection import BEGIN, Warnings, connect, doubt_of, limits
 from statecache.errors import ConfigurationError, PostgresUnavailable
@@ -219,7 +220,7 @@ class Database:
     async def _probe_now_and_then(self, limit: TaskTimeout) -> None:
         await self._probe(limit)
         while not self._silent:
-            await asyncio.sleep(PROBE_S)
+            await TASKS.sleep(PROBE_S)
             await self._probe(limit)
 
     async def _probe(self, limit: TaskTimeout) -> None:
@@ -232,7 +233,7 @@ class Database:
                     found = await (await other.execute(self.text("session_probe"), asked | {"end": False})).fetchone()
                     if found is not None and not (waits and found[0] and self._waits()):
                         return
-                    await asyncio.sleep(pause)
+                    await TASKS.sleep(pause)
                 self._silent = limit.expired = True  # before the session is ended: the exchange may fail by that
                 await other.execute(self.text("session_probe"), asked | {"end": True})
         except (psycopg.Error, PostgresUnavailable, ConfigurationError) as error:

@@ -200,7 +200,7 @@ DURABLE = {
     "silent flush": Mutant(
         "nobody ends a session in the middle of whose flush the connection died",
         "workers/statecache_workers/database.py",
-        '        self._probing = asyncio.create_task(self._probe(limit), name="probe")\n',
+        '        self._probing = asyncio.create_task(self._probe_now_and_then(limit), name="probe")\n',
         "        pass\n",
         by="postgres left_silent",
         also=(
