@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from statecache import AsyncStateCache, ConfigurationError, core
-from statecache.core.redis.rights import CLIENT, FENCED
+from statecache.core.redis.rights import CLIENT, FENCED, Rights
+from statecache.core.redis.tier import RedisTier
 from statecache.lua import script
 from statecache_workers import redis_rights
 from tests.fixtures.redis import FakeDeployment
@@ -89,3 +91,15 @@ def test_what_a_script_includes_stands_in_it() -> None:
     assert "-- include" not in text
     asked = text.index("redis.call('INFO', 'replication')")
     assert text.index("fence = ") < asked < text.index("if role ~= 'master'")
+
+
+async def test_a_right_that_is_granted_while_it_is_asked_after_is_named_all_the_same(
+    fake: FakeDeployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def granted(*_: Any, **__: Any) -> Rights:
+        return Rights((), ())
+
+    monkeypatch.setattr("statecache.core.redis.tier.rights", granted)
+    tier = RedisTier(fake.settings, fake.keys)
+    told = await tier.hindered(None, Rights((), ["TIME"]), CLIENT, seconds=1.0)  # type: ignore[arg-type]
+    assert "the Redis user may not run TIME" in str(told)

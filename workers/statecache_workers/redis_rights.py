@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import ResponseError
 
-from statecache.core.redis.rights import commands, ends, rights
+from statecache.core.redis.rights import commands, first_and_last, rights
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
@@ -33,7 +33,7 @@ async def worker_link(redis: RedisTier, keys: KeySpace, settings: Settings) -> L
     link, seconds = await redis.link(), settings.connect_timeout_s
     try:
         try:
-            found = await rights(link, commands(keys, WORKER, ends(keys)), seconds=seconds)
+            found = await rights(link, commands(keys, WORKER, first_and_last(keys)), seconds=seconds)
         except ResponseError:  # a server that does not tell
             return link
         if found.answer:

@@ -218,9 +218,9 @@ class Streams:
     async def run(self, link: Link, commands: Sequence[Command]) -> list[Any]:
         """Run commands in one round trip; a reply that blames a key's type, or a script's absence, is a value.
 
-        Every other error reply blames the server (loading, read only, out of memory, rights): RedisUnavailable, or, as
-        nothing that passes, ConfigurationError for a command that it does not know. The
-        connection to a server that is no primary any more is closed: it would lead there for ever.
+        Every other error reply blames the server (loading, read only, out of memory, rights): RedisUnavailable, or, for
+        a command that it does not know, ConfigurationError. The connection to a server that is no primary any more is
+        closed: it would lead there for ever.
         """
         replies = await link.run(commands, seconds=self._settings.timeout_s)
         for reply in replies:

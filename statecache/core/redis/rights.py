@@ -119,12 +119,12 @@ def commands(keys: KeySpace, spelled: Sequence[str], shards: Iterable[int]) -> l
     return list(found)
 
 
-def ends(keys: KeySpace) -> list[int]:
+def first_and_last(keys: KeySpace) -> list[int]:
     """Return the first shard and the last one."""
     return sorted({0, keys.shards - 1})
 
 
-def many(keys: KeySpace) -> list[int]:
+def shards_to_ask(keys: KeySpace) -> list[int]:
     """Return all shards, or as many of them as one exchange can ask about."""
     return sorted({*range(0, keys.shards, max(1, -(-keys.shards // SHARDS_MAX))), keys.shards - 1})
 

@@ -21,7 +21,7 @@ from statecache.clock import boottime, monotonic
 from statecache.concurrency import TASKS, Concurrency
 from statecache.core.pool import Pool
 from statecache.core.redis.connection import Dial, Link, dialer
-from statecache.core.redis.rights import CLIENT, FENCED, Rights, commands, ends, many, rights
+from statecache.core.redis.rights import CLIENT, FENCED, Rights, commands, first_and_last, rights, shards_to_ask
 from statecache.core.redis.server_clock import ServerClock
 from statecache.errors import ConfigurationError, RedisUnavailable, StateCacheError
 from statecache.keys import HASH
@@ -72,7 +72,7 @@ class RedisTier:
         self._pairing = pairing
         self._dial = dial or dialer(settings, io=io)
         self._dial_tracked = None if dial else dialer(settings, io=io, protocol=3)
-        self._asked = commands(keys, self._needed, ends(keys))
+        self._asked = commands(keys, self._needed, first_and_last(keys))
         self.cluster = ""
         self.lacks_rights = False
         """Whether the last handshake said that the user may not run all that is needed."""
@@ -184,8 +184,10 @@ class RedisTier:
         It is `otherwise` where nothing that is asked for is refused, or this user may not even ask.
         """
         if not found.unknown:
+            first = found
             with suppress(ResponseError):
-                found = await rights(link, commands(self._keys, needed, many(self._keys)), seconds=seconds)
+                found = await rights(link, commands(self._keys, needed, shards_to_ask(self._keys)), seconds=seconds)
+            found = found if found.answer else first  # what was refused then may have been granted since
         if found.unknown:
             return ConfigurationError(f"this Redis server lacks {', '.join(found.unknown)}", hint=SERVERS)
         if not found.refused and otherwise is not None:
