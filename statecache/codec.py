@@ -4,6 +4,7 @@ Writing goes in three steps, before any effect: encode; read the bytes back as a
 What cannot be read back is refused, for it would break all readers. What comes back otherwise is looked at for what it
 lost (`value_loss`). Datetimes without a time zone are refused on both ways. Nesting ends at NESTING_MAX levels, for
 readers have stacks of their own. Pydantic's models are known by their methods and stored as its JSON mode has them.
+The members of sets are in one order (`set_order`).
 Reasons name places, types and remedies, not values: they end up in logs.
 
 The encoding `raw` is none: bytes are stored as they are.
@@ -26,6 +27,7 @@ from statecache.expiry import form_of
 from statecache.model import VALUE_BYTES_MAX, Encoding
 from statecache.record_classes import is_model, is_record, is_same, name_of
 from statecache.schemas import judged, left_out, schema_of, versions
+from statecache.set_order import dump_in_order, has_sets, in_order
 from statecache.value_loss import (
     NAIVE,
     NESTING_MAX,
@@ -65,7 +67,8 @@ class Codec:
     """
 
     __slots__ = (
-        "_class", "_dated", "_open", "_read", "_readers", "_slot", "_suspect", "_write", "encoding", "schema", "type",
+        "_class", "_dated", "_open", "_read", "_readers", "_sets", "_slot", "_suspect", "_write", "encoding", "schema",
+        "type",
     )  # fmt: skip
 
     def __init__(self, type: Any = Any, *, encoding: Encoding = "json") -> None:  # noqa: A002
@@ -77,7 +80,7 @@ class Codec:
         self._write = (msgspec.json if encoding == "json" else msgspec.msgpack).Encoder(enc_hook=dumped).encode
         try:
             self._readers = {name: _reader_of(self.type, name) for name in _may_be_naive}
-            self._dated, self._open = _traits_of(self.type)
+            self._dated, self._open, self._sets = _traits_of(self.type)
             self._slot = None if self.type is Any else slot_of(self.type)
             self.schema = schema_of(self.type)
         except Exception as error:  # type hints of users raise anything
@@ -110,13 +113,13 @@ class Codec:
         if sys.getrecursionlimit() > _FRAMES_SAFE:
             self._refuse_bad_parts(value, key)
         try:
-            data: bytes = self._write(value)
+            data: bytes = self._write(in_order(value, self._write) if self._sets else value)
         except Exception as error:  # users' own classes take part
             self._refuse(value, key, error)
         if len(data) > bytes_max:
             hint = _SPLIT + (", or raise value_bytes_max (at most 8 MiB)." if bytes_max < VALUE_BYTES_MAX else ".")
             raise LimitExceeded("the value", actual=len(data), limit=bytes_max, key=key, hint=hint)
-        return data, self._checked(value, data, key)
+        return self._checked(value, data, key)
 
     def _untyped(self, data: bytes, key: str, *, kind: Any) -> Any:
         """Return what readers without a type get of a record; raise CodecError where they can read none of it."""
@@ -126,12 +129,18 @@ class Codec:
             remedy = f"; without a type nobody could read it: write and read it with type={name_of(kind)}"
             raise _error_of(error, key, "encoded", more=remedy) from error
 
-    def _checked(self, value: Any, data: bytes, key: str) -> Any:
-        """Return what readers get from these bytes; raise CodecError where it is not the value."""
+    def _checked(self, value: Any, data: bytes, key: str) -> tuple[bytes, Any]:
+        """Return the bytes and what readers get from them; raise CodecError where it is not the value.
+
+        Sets where no type says so come back as lists: only such a value is looked through for them.
+        """
         try:
             back = self._read(data)
             if not is_same(back, value):
                 refuse_losses(value, back, key, typed=self.type is not Any)
+                if self._sets is None and (ordered := in_order(value, self._write, back)) is not value:
+                    data = self._write(ordered)
+                    back = self._read(data)
             if self._slot is not None:
                 refuse_namedtuples(value, self._slot, key)
         except CodecError:
@@ -142,7 +151,7 @@ class Codec:
             self._refuse_bad_parts(value, key)
         if self._open and _openers_in(data, self.encoding) > NESTING_MAX:
             self._refuse_nesting(data, back, key)
-        return back
+        return data, back
 
     def decode(self, data: bytes, *, key: str, encoding: str | None = None, schema: str = "") -> Any:
         """Return the value of stored bytes, in the encoding they were stored with (None: this codec's own).
@@ -271,9 +280,10 @@ def dumped(value: Any) -> Any:
     if not is_model(value.__class__):
         raise TypeError(f"a {name_of(value.__class__)} cannot be stored; make plain data or a Struct of it")
     try:
-        return value.model_dump(mode="json", by_alias=True, round_trip=True, warnings="error")
+        plain = value.model_dump(mode="json", by_alias=True, round_trip=True, warnings="error")
     except Exception as error:  # pydantic runs users' code
         raise TypeError(f"{name_of(value.__class__)}: {message_of(error)}") from None
+    return dump_in_order(plain, value) if has_sets(value.__class__) else plain
 
 
 def _loaded(kind: Any, value: Any) -> Any:
@@ -286,9 +296,12 @@ def _loaded(kind: Any, value: Any) -> Any:
         raise ValueError(f"{inner.reason} (in {name_of(kind)} at `{inner.path}`)") from None
 
 
-def _traits_of(kind: Any) -> tuple[bool, bool]:
-    """Return whether a type may hold naive datetimes, and whether its values may nest without limit."""
-    dated, open_ = False, kind is Any
+def _traits_of(kind: Any) -> tuple[bool, bool, bool | None]:
+    """Return whether a type may hold naive datetimes, whether its values may nest without limit, and if it has sets.
+
+    The last is None where only values tell.
+    """
+    dated, open_, sets, untyped = False, kind is Any, False, kind is Any
     seen: dict[int, Any] = {}
     infos: list[Any] = [] if kind is Any else [inspect.type_info(kind)]
     while infos:
@@ -297,14 +310,16 @@ def _traits_of(kind: Any) -> tuple[bool, bool]:
         if custom and info.cls is not object and not is_model(info.cls):
             raise TypeError(f"neither msgspec nor pydantic know what a {name_of(info.cls)} is")
         dated = dated or custom or (isinstance(info, inspect.DateTimeType) and info.tz is not True)
-        open_ = open_ or custom or isinstance(info, inspect.AnyType) or id(info) in seen
+        sets = sets or isinstance(info, (inspect.SetType, inspect.FrozenSetType))
+        untyped = untyped or custom or isinstance(info, inspect.AnyType)
+        open_ = open_ or untyped or id(info) in seen
         if id(info) not in seen:
             seen[id(info)] = info
             for name in info.__struct_fields__:
                 parts = getattr(info, name)
                 parts = parts if isinstance(parts, tuple) else (parts,)
                 infos += [part for part in parts if isinstance(part, (inspect.Type, inspect.Field))]
-    return dated, open_
+    return dated, open_, sets or (None if untyped else False)
 
 
 def _suspect_of(encoding: str, dated: bool) -> Callable[[bytes], object] | None:

@@ -52,11 +52,16 @@ def found_at(redis_key: str, reason: str) -> StateCacheError:
 
 def lacking_command(reason: str) -> ConfigurationError | None:
     """Return the error for a command that the server does not know, or None where it said something else."""
+    what = unknown_command(reason)
+    return ConfigurationError(f"this Redis server lacks {what}", hint=SERVERS) if what else None
+
+
+def unknown_command(reason: str) -> str:
+    """Return what a server does not know by its answer, as `the command NAME`; '' where it said something else."""
     found = _UNKNOWN.search(reason)
     if found is None:
-        return None
-    told = f"the command {found[1]}" if found[1] else f"a command: {reason}{_command_in(reason)}"
-    return ConfigurationError(f"this Redis server lacks {told}", hint=SERVERS)
+        return ""
+    return f"the command {found[1]}" if found[1] else f"a command: {reason}{_command_in(reason)}"
 
 
 def _command_in(reason: str) -> str:

@@ -183,7 +183,7 @@ class Settings(BaseSettings):
         10.0, ge=0.2, le=3600, description="how long a step is believed to be running without a word from its agent"
     )
 
-    lease_s: float = Field(5.0, gt=0, description="worker: how long it owns a shard without a sign of life")
+    lease_s: float = Field(5.0, gt=0, le=86_400, description="worker: how long it owns a shard without a sign of life")
     lease_renew_s: float = Field(1.25, gt=0, description="worker: how often it gives one; at most a third of `lease_s`")
     flush_batch_max: int = Field(1000, ge=1, le=10_000, description="worker: entries of one transaction")
     flush_bytes_max: int = Field(32 * 1024 * 1024, ge=1, description="worker: bytes of one transaction")

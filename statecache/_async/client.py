@@ -197,7 +197,8 @@ class AsyncStateCache(AsyncNamespace[Any]):
         """Return this client's commits whose outcome no caller learnt, the oldest first; ask `outcome` about them.
 
         It asks no server, and answers when the client is closed too: then another one can ask `outcome`.
-        A call that was cancelled or ran out of time and is not among them was never sent, so it was not applied.
+        A call that was cancelled or ran out of time and is not among them was never sent, so it was not applied. Of one
+        that had its answer, and whose return a signal handler turned into an error, only a change_id of yours tells.
         """
         return self._runtime.unknown_outcomes.all()
 

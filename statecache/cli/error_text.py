@@ -109,8 +109,7 @@ def text_of(error: BaseException, asked: CommandGiven = ANY) -> str:
     if not isinstance(error, StateCacheError):
         return str(error)
     if isinstance(error, Unavailable) and refuses_user(error):
-        refusal = type(error)("authentication", detail=error.detail)
-        return f"{refusal.problem} {_credentials(error)}"
+        return f"{error.problem} {credentials(error)}"
     if isinstance(error, UsageError):
         remedy = next((command for call, command in _CALLS.items() if call in error.remedy), error.remedy)
         return f"{error.reason.rstrip('.')}. {remedy}"
@@ -146,7 +145,10 @@ def given_by(arguments: Collection[str]) -> set[str]:
     }
 
 
-def _credentials(error: BaseException) -> str:
+def credentials(error: Unavailable) -> str:
+    """Return what helps where a server does not let this user in."""
+    if error.hint and "password" not in error.hint:
+        return error.hint
     name = "postgres_url" if isinstance(error, PostgresUnavailable) else "redis_url"
     return f"Check user and password in {variable_of(name)}."
 

@@ -7,7 +7,6 @@ from statecache.errors import (
     DurabilityRefused,
     InvalidKey,
     LimitExceeded,
-    PostgresUnavailable,
     Unavailable,
     UsageError,
 )
@@ -27,8 +26,6 @@ _STATUS = (
     ((Unavailable, HistoryIncomplete), UNREACHABLE),
     ((NoRoom,), FULL_DISK),
 )
-_NO_ENTRY = ("no password supplied", "no pg_hba.conf entry")
-"""What libpq says of a user that is not let in, beside what names authentication."""
 
 
 def status_of(error: BaseException) -> int:
@@ -40,7 +37,4 @@ def status_of(error: BaseException) -> int:
 
 def refuses_user(error: BaseException) -> bool:
     """Return whether a server answered that it does not let this user in, which no waiting changes."""
-    if not isinstance(error, Unavailable):
-        return False
-    silent = isinstance(error, PostgresUnavailable) and any(words in error.detail for words in _NO_ENTRY)
-    return error.reason == "authentication" or silent
+    return isinstance(error, Unavailable) and error.reason == "authentication"

@@ -193,7 +193,7 @@ def test_what_a_managed_redis_hides_is_named_and_not_guessed(
         ("+@all resetchannels &sc:{00}*", "error", "&sc:{01}:events:* (SPUBLISH, SSUBSCRIBE) and of 2 shards more"),
         ("+@all resetkeys ~sc:{00}*", "error", "may not use the keys ~sc:{01}:* and of 2 shards more"),
         ("+@all resetkeys ~sc:{*}:[^w]*", "error", "the keys ~sc:{*}:waiters (HDEL, HMGET, HSET)"),
-        ("+@all -eval", "error", "EVAL"),
+        *((f"+@all -{script}", "error", f"run {script.upper()}") for script in ("eval", "evalsha")),
         ("+@all -xtrim", "note", "XTRIM"),
     ],
 )

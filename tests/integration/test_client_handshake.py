@@ -61,6 +61,9 @@ async def test_a_command_that_was_taken_away_is_named(
         client = make_client(settings.model_copy(update={"redis_url": own.redis_url}))
         with pytest.raises(ConfigurationError, match=f"lacks the command {command}[ .]") as caught:
             await client.set("runs/42", 1)
+        facts = await doctor.ask(settings.model_copy(update={"redis_url": own.redis_url}))
+        assert facts.lacking == [f"the command {command}"]
+        assert (facts.handshake_refused, facts.agent_refused, facts.worker_refused) == ("", "", "")
     assert "rename-command" in str(caught.value)
 
 

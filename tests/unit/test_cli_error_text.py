@@ -68,7 +68,7 @@ def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
             "Redis refuses this user: x: WRONGPASS. Check user and password in STATECACHE_REDIS_URL.",
         ),
         (
-            PostgresUnavailable("connect", detail="x: fe_sendauth: no password supplied"),
+            PostgresUnavailable("authentication", detail="x: fe_sendauth: no password supplied"),
             "statecache: Postgres refuses this user: x: fe_sendauth: no password supplied. Check user",
         ),
         (PostgresUnavailable("authentication", detail="x"), "password in STATECACHE_POSTGRES_URL."),
@@ -135,9 +135,9 @@ def test_workers_are_spoken_of_where_postgres_is_awaited_and_nowhere_else() -> N
     [
         (RedisUnavailable("authentication"), 3),
         (PostgresUnavailable("authentication"), 3),
-        (PostgresUnavailable("connect", detail="x: fe_sendauth: no password supplied"), 3),
-        (PostgresUnavailable("connect", detail='x: no pg_hba.conf entry for host "h"'), 3),
-        (RedisUnavailable("connect", detail="no password supplied"), 4),
+        (PostgresUnavailable("authentication", detail="x: fe_sendauth: no password supplied"), 3),
+        (PostgresUnavailable("authentication", detail='x: no pg_hba.conf entry for host "h"'), 3),
+        (PostgresUnavailable("connect", detail="no password supplied"), 4),
         (LimitExceeded("the value", actual=2, limit=1), 2),
     ],
 )

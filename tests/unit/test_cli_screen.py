@@ -278,6 +278,20 @@ def test_text_is_cut_in_its_middle() -> None:
     assert shortened("世界世界世界", 7) == "世 … 界"
 
 
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("noeviction", "is full of what may not be evicted (95 B of 100 B, noeviction) and refuses commits"),
+        ("allkeys-random", "(95 B of 100 B, allkeys-random) and evicts whatever it likes"),
+    ],
+)
+def test_a_redis_that_is_full_refuses_commits_or_evicts_by_its_policy(policy: str, said: str) -> None:
+    info = f"role:master\r\nused_memory:95\r\nmaxmemory:100\r\nmaxmemory_policy:{policy}\r\n"
+    told = from_redis(info.encode(), [b"a", b"1000"])
+    (found,) = [one for one in sample_of(SETTINGS, told, None).redis.problems if "100 B" in one]
+    assert said in found
+
+
 def test_a_side_that_is_away_leaves_its_facts_open() -> None:
     shard = [b"1", b"a", b"5", b"5", b"50", b"3", b"3", b"30", b""]
     reply = [b"a", b"1000", *[shard] * 63, b"WRONGTYPE no hash"]

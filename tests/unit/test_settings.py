@@ -148,6 +148,7 @@ def test_a_child_gets_a_copy_of_the_environment(monkeypatch: pytest.MonkeyPatch)
         ("postgres_url", "localhost"),
         ("postgres_url", ""),
         ("no_such_setting", 1),
+        ("lease_s", 1e300),
     ],
 )
 def test_what_is_out_of_bounds_is_refused_by_name(name: str, value: object) -> None:

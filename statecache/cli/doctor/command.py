@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from statecache.cli.doctor.findings import Finding, LevelSeen, error, warning
-from statecache.cli.error_text import origin_told, text_of
+from statecache.cli.error_text import credentials, origin_told, text_of
 from statecache.cli.exits import CONFIGURATION, FINDING, OK, refuses_user, status_of
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import counted, print_json, print_labelled, print_table
@@ -20,7 +20,7 @@ from statecache.errors import ConfigurationError, DurabilityRefused, StateCacheE
 from statecache.keys import HASH
 from statecache.model import DURABILITIES
 from statecache.rules.epochs import UNFENCED, Pin, Refusal, decide
-from statecache.settings import masked, variable_of
+from statecache.settings import masked
 
 if TYPE_CHECKING:
     from statecache.cli.doctor.postgres import PostgresFacts
@@ -112,7 +112,8 @@ def _refused(where: Literal["redis", "postgres"], answer: object) -> list[Findin
     if not (isinstance(answer, Unavailable) and refuses_user(answer)):
         return []
     what = f"it refuses this user: {' '.join(answer.detail.split()).rstrip('.')}"
-    remedy = f"check user and password in {variable_of(f'{where}_url')}"
+    told = credentials(answer).rstrip(".")
+    remedy = f"{told[0].lower()}{told[1:]}"
     return [error(where, what, "nothing works as this user, and the server could not be examined", remedy)]
 
 

@@ -21,7 +21,17 @@ from statecache.core.redis.connection import Link, dialer
 from statecache.core.redis.rights import CLIENT, FENCED, LOCKS, Rights, commands, rights
 from statecache.keys import HASH, KeySpace
 from statecache.lua import script
-from statecache.redis_errors import CLUSTER, CLUSTER_NODE, NO_CLUSTER, NO_SENTINEL, SENTINEL, code_of, is_sentinel
+from statecache.redis_errors import (
+    CLUSTER,
+    CLUSTER_NODE,
+    NO_CLUSTER,
+    NO_SENTINEL,
+    SENTINEL,
+    answer_of,
+    code_of,
+    is_sentinel,
+    unknown_command,
+)
 from statecache.rules.epochs import Look, look_of
 from statecache.settings import pin_difference
 from statecache_workers.redis_memory import shortage
@@ -35,6 +45,8 @@ CONFIG = (
 )  # fmt: skip
 _AGENT = (*LOCKS, "SSUBSCRIBE {events}", "INFO", "WAIT 1 1")
 """What an agent needs beside what every connection's handshake asks for."""
+_REFUSED = re.compile(r"run the '([a-z]+)' command")
+"""How a server names the command that a user may not run."""
 REPLICA_BUFFER_MIN = 256 * 1024 * 1024
 """A burst of large commits fits into this much, in bytes, before a replica is cut off and starts over."""
 
@@ -113,13 +125,21 @@ async def _handshake(link: Link, keys: KeySpace, fence: str, seconds: float) -> 
 
 
 async def _asked_for(link: Link, keys: KeySpace, fence: str, seconds: float) -> list[Rights]:
-    """Ask, on every shard, for what each client, an agent, and a worker runs; who may run no script lacks EVAL."""
+    """Ask, on every shard, for what each client, an agent, and a worker runs, or tell why no script may be run."""
     every = CLIENT + (FENCED if fence == "on" else ())
     asked = [commands(keys, needed, range(keys.shards)) for needed in (every, _AGENT, WORKER)]
     try:
         return [await rights(link, some, seconds=seconds) for some in asked]
-    except ResponseError:
-        return [Rights(asked[0], ["EVAL"]), Rights((), ()), Rights((), ())]
+    except ResponseError as error:
+        return [Rights(asked[0], [_in_the_way(answer_of(error))]), Rights((), ()), Rights((), ())]
+
+
+def _in_the_way(answer: str) -> str:
+    """Return what keeps this user from running any script by that answer, as the script `rights` would tell it."""
+    if lacking := unknown_command(answer):
+        return f"!{lacking}"
+    found = _REFUSED.search(answer)
+    return found[1].upper() if found else "EVAL"
 
 
 async def _looks(link: Link, keys: KeySpace, fence: str, seconds: float) -> dict[int, Look]:
@@ -203,7 +223,7 @@ def _what_it_keeps(facts: RedisFacts) -> Iterator[Finding]:
 
 def _memory(facts: RedisFacts) -> Iterator[Finding]:
     policy, most = facts.info.get("maxmemory_policy", ""), facts.info.get("maxmemory")
-    if facts.full:
+    if facts.full and not policy.startswith("allkeys-"):
         yield error("redis", "Redis is nearly full of what may not be evicted", "commits are refused, or soon will be",
                     "CONFIG SET maxmemory <more>; `statecache status` tells why workers do not flush")  # fmt: skip
     if policy.startswith("allkeys-"):

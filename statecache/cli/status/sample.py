@@ -345,10 +345,18 @@ def _unwritten(info: Mapping[str, str]) -> Iterator[str]:
 
 
 def _full(short: Mapping[str, str | int] | None) -> Iterator[str]:
-    if short is not None:
+    if short is None:
+        return
+    policy = str(short["policy"])
+    of = f"{size_text(int(short['used_bytes']))} of {size_text(int(short['maxmemory_bytes']))}, {policy}"
+    if policy.startswith("allkeys-"):
         yield (
-            f"Redis is full of what may not be evicted ({size_text(int(short['used_bytes']))} of "
-            f"{size_text(int(short['maxmemory_bytes']))}, {short['policy']}) and refuses commits: raise maxmemory, or "
+            f"Redis is full ({of}) and evicts whatever it likes, changes that Postgres does not hold among it: "
+            "CONFIG SET maxmemory-policy volatile-lru, and raise maxmemory"
+        )
+    else:
+        yield (
+            f"Redis is full of what may not be evicted ({of}) and refuses commits: raise maxmemory, or "
             "see why workers do not flush"
         )
 

@@ -48,6 +48,11 @@ SILENCE_S = KEEPALIVES_IDLE_S + KEEPALIVES_INTERVAL_S * KEEPALIVES_COUNT
 """How long the other machine may be silent, without even acknowledging what was sent, in seconds."""
 STATEMENTS_MAX = 6
 """How many times as long as one statement a transaction may take."""
+_NO_ENTRY = ("authentication", "no password supplied", "pg_hba.conf")
+_CLOSED = ("is not permitted to log in", "permission denied for database")
+"""What Postgres says to a role that it knows, and that may not come in."""
+_WHO = "Check user and password."
+_LET_IN = "Give this role LOGIN, and CONNECT on the database."
 _TLS = "Check sslmode=, sslrootcert=, sslcert= and sslkey= of postgres_url, and the server's name in it."
 _UP = "Is the server up, the URL right?"
 _DIRECT = " sslnegotiation=direct is understood by Postgres 17 and later, with TLS."
@@ -91,9 +96,10 @@ async def connect(
             raise ConfigurationError(f"postgres_url {where}: {brief(error)}", hint="Create it first.") from None
         if _INVALID.search(brief(error)) and "FATAL" not in str(error):
             raise ConfigurationError(f"postgres_url {where}: {brief(error)}") from None
-        refused = any(words in str(error) for words in ("authentication", "no password supplied", "pg_hba.conf"))
+        closed = any(words in str(error) for words in _CLOSED)
+        refused = closed or any(words in str(error) for words in _NO_ENTRY)
         direct = _DIRECT if "sslnegotiation=direct" in settings.postgres_url else ""
-        reason, hint = ("authentication", "Check user and password.") if refused else ("connect", _UP + direct)
+        reason, hint = ("authentication", _LET_IN if closed else _WHO) if refused else ("connect", _UP + direct)
         if not refused and over_tls:
             reason, hint = "tls", _TLS
         raise PostgresUnavailable(reason, detail=f"{where}: {brief(error)}", hint=hint) from None
