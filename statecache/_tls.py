@@ -6,12 +6,13 @@ An end of the connection passes, a refused certificate does not.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from statecache.errors import ConfigurationError
+from statecache.settings import variable_of
 
 FILES = {
     "ssl_ca_certs": "redis_ca_file",
@@ -19,6 +20,9 @@ FILES = {
     "ssl_keyfile": "redis_key_file",
 }
 """redis-py's options that name a file, and the settings that give them."""
+
+NO_FILES = {variable_of(setting): "" for setting in FILES.values()}
+"""The variables that leave the files out, for servers of one's own, which speak no TLS."""
 
 _PASSING = (
     ssl.SSLEOFError,
@@ -43,6 +47,13 @@ _SAID_BY_LIBPQ = (
     "alert unknown ca",
 )
 """libpq has one class of error for all that hinders a connection."""
+
+
+def files_without_tls(url: str, options: Sequence[str]) -> ConfigurationError:
+    """Return the error for files of those options beside a masked URL that is without TLS: nothing would use them."""
+    names = [FILES[option] for option in options]
+    hint = f"Begin the URL with rediss://, or leave out {', '.join(names)} ({', '.join(map(variable_of, names))})."
+    return ConfigurationError(f"redis_url {url} is without TLS, so nothing would use {', '.join(names)}", hint=hint)
 
 
 def check_tls_files(options: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+from statecache._tls import FILES, NO_FILES
 from statecache.errors import ConfigurationError
 from statecache.replay.deployment import beside_others
 from statecache.settings import Settings, variable_of
@@ -62,5 +63,6 @@ def stage(settings: Settings, keys: Sequence[str], *, throwaway: bool = False) -
     quick = {} if {"lease_s", "lease_renew_s"} & settings.model_fields_set else {"lease_s": "2", "lease_renew_s": "0.5"}
     with servers(workers=0, appendfsync="always", settings=quick) as own:
         values = {name: getattr(settings, name) for name in settings.model_fields_set} | quick
+        values |= dict.fromkeys(FILES.values())
         own_settings = Settings(**{**values, "redis_url": own.redis_url, "postgres_url": own.postgres_url})
-        yield Stage(own_settings, own.environment(), own)
+        yield Stage(own_settings, NO_FILES | own.environment(), own)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from statecache._tls import NO_FILES
 from statecache.clock import monotonic
 from statecache.errors import StateCacheError, Unavailable
 from statecache.settings import Settings, process_environment
@@ -88,7 +89,7 @@ class Workers:
             [*STATECACHE, "worker"],
             name=f"worker-{self._started}",
             folder=self._folder,
-            environment=process_environment() | dict(self._environment()),
+            environment=process_environment() | NO_FILES | dict(self._environment()),
         )
         self._running.append(process)
         return process

@@ -148,7 +148,7 @@ def test_what_an_earlier_run_left_is_killed_but_nobody_else_with_its_pid(tmp_pat
 WORKER = """
 import json, os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-if os.environ.get("STATECACHE_BROKEN"):
+if os.environ.get("STATECACHE_BROKEN") or os.environ.get("STATECACHE_REDIS_CA_FILE"):
     sys.exit("no way to Postgres")
 print(json.dumps({"event": "ready", "url": os.environ["STATECACHE_REDIS_URL"]}), file=sys.stderr, flush=True)
 signal.sigwait([signal.SIGTERM])
@@ -173,6 +173,16 @@ def test_workers_are_ready_stopped_and_killed_one_by_one(tmp_path: Path) -> None
     assert several.stop() == [0, 0]
     assert not several.pids
     assert "drained" in (tmp_path / "worker-3.log").read_text()
+
+
+@pytest.mark.usefixtures("fake_command")
+def test_files_for_tls_in_the_environment_are_not_meant_for_servers_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATECACHE_REDIS_CA_FILE", "/ca.pem")
+    one = workers.Workers(tmp_path, lambda: {"STATECACHE_REDIS_URL": "redis://here"})
+    one.start(1)
+    assert one.stop() == [0]
 
 
 @pytest.mark.usefixtures("fake_command")

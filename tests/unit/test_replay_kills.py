@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from statecache.clock import monotonic
+from statecache.core.redis.connection import dialer
 from statecache.errors import ConfigurationError, UsageError
 from statecache.keys import KeySpace
 from statecache.replay import fleet
@@ -19,7 +22,7 @@ from statecache.replay.nemesis import KILLS_EACH, KINDS, Kill, schedule
 from statecache.replay.pace import Pace, think_s_for
 from statecache.replay.report import report
 from statecache.replay.runs import AgentRun
-from statecache.replay.stage import Stage, urls_are_given
+from statecache.replay.stage import Stage, stage, urls_are_given
 from statecache.replay.supervisor import Options, Supervisor, refuse_unfit
 from statecache.settings import Settings
 
@@ -116,6 +119,14 @@ def test_one_url_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATECACHE_POSTGRES_URL", "postgresql://127.0.0.1/x")
     with pytest.raises(ConfigurationError, match="postgres_url is set and redis_url is not"):
         urls_are_given(Settings())
+
+
+def test_files_for_tls_are_not_meant_for_throwaway_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = SimpleNamespace(redis_url="redis://h/0", postgres_url="postgresql://h/x", environment=dict)
+    monkeypatch.setattr("statecache.replay.stage.servers", lambda **_: nullcontext(own))
+    with stage(Settings(redis_ca_file="/ca.pem"), ["a/b"], throwaway=True) as on:
+        assert dialer(on.settings)() is not None
+        assert on.environment["STATECACHE_REDIS_CA_FILE"] == ""
 
 
 def test_the_report_adds_up() -> None:

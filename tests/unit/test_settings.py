@@ -12,7 +12,7 @@ import pytest
 
 from statecache import AsyncStateCache, ConfigurationError, Settings, StateCache
 from statecache.core.redis.connection import dialer
-from statecache.settings import masked, pin_difference, process_environment
+from statecache.settings import masked, pin_difference, process_environment, variable_of
 
 SECRET = "s3cr3t"
 
@@ -202,6 +202,17 @@ def test_an_option_in_the_url_that_is_not_for_a_connection_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="max_connections") as caught:
         dialer(settings)
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["redis_ca_file", "redis_certificate_file", "redis_key_file"])
+@pytest.mark.parametrize("url", ["redis://localhost/0", "unix:///tmp/redis.sock"])
+def test_files_for_tls_beside_a_url_without_tls_are_refused(name: str, url: str) -> None:
+    """The connection would be a plain one, and nobody would be told."""
+    with pytest.raises(ConfigurationError, match=f"{url} is without TLS, so nothing would use {name}") as caught:
+        dialer(Settings(redis_url=url, **{name: "/nowhere.pem"}))
+    assert "rediss://" in caught.value.hint
+    assert variable_of(name) in caught.value.hint
+    assert dialer(Settings(redis_url=url, **{name: ""}))() is not None
 
 
 def test_the_url_cannot_turn_repeating_back_on() -> None:

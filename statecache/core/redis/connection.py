@@ -28,7 +28,7 @@ from redis.exceptions import (
 )
 
 from statecache import _process
-from statecache._tls import FILES, check_tls_files, is_tls_refused
+from statecache._tls import FILES, check_tls_files, files_without_tls, is_tls_refused
 from statecache.clock import monotonic
 from statecache.concurrency import TASKS, Concurrency, TooLittleTime, no_answer
 from statecache.concurrency.sockets import is_buffered, unread_bytes
@@ -63,9 +63,12 @@ def dialer(settings: Settings, *, protocol: int = 2, io: Concurrency = TASKS) ->
     except ValueError as error:
         raise ConfigurationError(f"redis_url {masked(settings.redis_url)}: {error}") from None
     kind: Any = options.pop("connection_class", io.dialect().Connection)
+    files = {option: path for option, setting in FILES.items() if (path := getattr(settings, setting))}
     if settings.redis_url.startswith("rediss://"):
-        options |= {option: path for option, setting in FILES.items() if (path := getattr(settings, setting))}
+        options |= files
         check_tls_files(options)
+    elif files:
+        raise files_without_tls(masked(settings.redis_url), list(files))
     options.update(
         retry=io.dialect().Retry(NoBackoff(), 0),
         retry_on_timeout=False,
