@@ -96,12 +96,27 @@ def is_tls_refused(error: BaseException) -> bool:
     A certificate, a name, a version, a file that cannot be used, or a server that speaks no TLS: no repetition changes
     that. redis-py raises errors of its own while it handles those of the socket.
     """
-    origin: BaseException | None = error
-    while isinstance(origin, RedisError):
-        origin = origin.__cause__ or (None if origin.__suppress_context__ else origin.__context__)
+    origin = _origin(error)
     if not isinstance(origin, ssl.SSLError) or isinstance(origin, _PASSING):
         return False
     return getattr(origin, "reason", None) not in _PASSING_REASONS and not any(one in str(origin) for one in _REPLACED)
+
+
+def is_closed_by_peer(error: BaseException) -> bool:
+    """Return whether an error of redis-py says that the other side reset or closed the connection.
+
+    So does a port that speaks TLS alone with one that does not begin with TLS.
+    """
+    closed = isinstance(error, RedisError) and "Connection closed by server" in str(error)
+    return closed or isinstance(_origin(error), ConnectionResetError | BrokenPipeError)
+
+
+def _origin(error: BaseException) -> BaseException | None:
+    """Return what redis-py raised its own error for, or the error itself where it is no such one."""
+    origin: BaseException | None = error
+    while isinstance(origin, RedisError):
+        origin = origin.__cause__ or (None if origin.__suppress_context__ else origin.__context__)
+    return origin
 
 
 def is_tls_refused_by_libpq(text: str) -> bool:

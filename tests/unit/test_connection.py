@@ -68,6 +68,34 @@ async def test_a_sending_that_broke_closes_its_connection(fault: Any, kind: type
     assert not link.alive
 
 
+@pytest.mark.parametrize(
+    ("where", "replies", "hinted"),
+    [
+        ("redis://h:6379/0", [], True),
+        ("redis://h:6379/0", [b"one"], False),
+        ("rediss://h:6379/0", [], False),
+        ("unix:///redis.sock", [], False),
+    ],
+)
+async def test_a_plain_connection_that_is_closed_before_any_answer_may_lead_to_a_port_for_tls(
+    where: str, replies: list[Any], hinted: bool
+) -> None:
+    link = Link(FakeConnection([*replies, redis.ConnectionError("Connection closed by server.")]), where, TASKS)
+    with pytest.raises(RedisUnavailable, match="Connection closed by server") as caught:
+        await link.run([("GET", "a"), ("GET", "b")], seconds=5)
+    assert caught.value.reason == "connection"
+    assert ("rediss://" in caught.value.hint) == hinted
+
+
+async def test_a_plain_connection_that_has_been_answered_leads_to_no_port_for_tls() -> None:
+    replies = [b"one", redis.ConnectionError("Connection closed by server.")]
+    link = Link(FakeConnection(replies), "redis://h:6379/0", TASKS)
+    await link.run([("GET", "a")], seconds=5)
+    with pytest.raises(RedisUnavailable) as caught:
+        await link.run([("GET", "a")], seconds=5)
+    assert not caught.value.hint
+
+
 async def test_an_error_reply_is_a_reply_and_the_connection_stays() -> None:
     link = Link(FakeConnection([redis.ResponseError("WRONGTYPE"), b"two"]), "somewhere", TASKS)
     first, second = await link.run([("GET", "a"), ("GET", "b")], seconds=5)

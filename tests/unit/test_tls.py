@@ -7,7 +7,7 @@ import ssl
 import pytest
 import redis
 
-from statecache._tls import is_tls_refused, is_tls_refused_by_libpq
+from statecache._tls import is_closed_by_peer, is_tls_refused, is_tls_refused_by_libpq
 
 
 def _wrapped(error: BaseException) -> BaseException:
@@ -57,6 +57,20 @@ def test_what_ends_a_connection_passes(error: BaseException) -> None:
 def test_what_is_refused_is_final(error: BaseException) -> None:
     assert is_tls_refused(error)
     assert is_tls_refused(_wrapped(error))
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "reset"), BrokenPipeError(32, "broken pipe")])
+def test_what_a_port_for_tls_does_to_a_plain_connection(error: BaseException) -> None:
+    assert is_closed_by_peer(_wrapped(error))
+    assert is_closed_by_peer(redis.ConnectionError("Connection closed by server."))
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionRefusedError(111, "refused"), TimeoutError("no answer"), OSError(113, "no")]
+)
+def test_what_it_does_not_do(error: BaseException) -> None:
+    assert not is_closed_by_peer(_wrapped(error))
+    assert not is_closed_by_peer(redis.ResponseError("LOADING"))
 
 
 def test_an_error_of_redis_alone_is_not_of_tls() -> None:

@@ -28,7 +28,7 @@ from redis.exceptions import (
 )
 
 from statecache import _process
-from statecache._tls import FILES, check_tls_files, files_without_tls, is_tls_refused
+from statecache._tls import FILES, check_tls_files, files_without_tls, is_closed_by_peer, is_tls_refused
 from statecache.clock import monotonic
 from statecache.concurrency import TASKS, Concurrency, TooLittleTime, no_answer
 from statecache.concurrency.sockets import is_buffered, unread_bytes
@@ -52,7 +52,10 @@ _ASYNCIO = re.compile(r"(Err(?:or|no) (\d+)\b[^()]*?)Connect call failed")
 """What asyncio says in the place of the system's reason."""
 _CREDENTIALS = "Check user and password."
 _UP = "Is the server up, the URL right?"
-_MUTE = " A server without TLS leaves rediss:// unanswered."
+_MUTE = "A server without TLS leaves rediss:// unanswered."
+_ASKED = ("username", "password", "credential_provider", "client_name", "db")
+"""A redis-py connection that has one of these has had an answer from the server once it is connected."""
+_PLAIN, _PERHAPS_TLS = "redis://", "The port may speak TLS: then the URL begins with rediss://."
 
 
 def dialer(settings: Settings, *, protocol: int = 2, io: Concurrency = TASKS) -> Dial:
@@ -119,6 +122,7 @@ class Link:
         "_connection",
         "_known",
         "_line",
+        "_made_at",
         "_pid",
         "_turn",
         "_where",
@@ -151,7 +155,7 @@ class Link:
         self.ahead_ms = 0.0
         self.handshake_s = 0.0
         self.support: dict[str, float] = {}
-        self.heard_at = monotonic()
+        self.heard_at = self._made_at = monotonic()
         self.silent_since = -inf
         self.slot: Slot | None = None
         self.hold: Slot | None = None
@@ -184,15 +188,19 @@ class Link:
         except (RedisError, OSError, TimeoutError) as error:
             refused = is_tls_refused(error)
             over_tls = settings.redis_url.startswith("rediss://")
-            mute = _MUTE if over_tls and "imeout" in type(error).__name__ else ""
-            reason, hint = ("tls", _TLS) if refused else ("connect", _UP + mute)
+            mute = f" {_MUTE}" if over_tls and "imeout" in type(error).__name__ else ""
+            perhaps = f" {_PERHAPS_TLS}" if is_closed_by_peer(error) and where.startswith(_PLAIN) else ""
+            reason, hint = ("tls", _TLS) if refused else ("connect", _UP + mute + perhaps)
             hint = error.hint if isinstance(error, TooLittleTime) else hint
             raise RedisUnavailable(reason, detail=f"{where}: {_system_reason(error)}", hint=hint) from error
         finally:
             if not connected:
                 await line.disconnect(nowait=True)
         io.stay_closed(connection)
-        return cls(connection, where, io)
+        link = cls(connection, where, io)
+        if any(getattr(connection, name, None) for name in _ASKED):
+            link._made_at = -inf
+        return link
 
     @property
     def alive(self) -> bool:
@@ -241,6 +249,8 @@ class Link:
             reason = "timeout" if "imeout" in type(error).__name__ else "tls" if is_tls_refused(error) else refused
             self.silent_since = silent_since(sent) if reason == "timeout" else monotonic()
             hint = _TLS if reason == "tls" else ""
+            if self.heard_at == self._made_at and not replies and is_closed_by_peer(error):
+                hint = _PERHAPS_TLS if self._where.startswith(_PLAIN) else ""
             raise RedisUnavailable(reason, detail=f"{self._where}: {error}", hint=hint) from error
         finally:
             if not whole:
