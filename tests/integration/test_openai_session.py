@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from agents import RunConfig, Runner
-from agents.memory import Session, SessionSettings
+from agents.memory import Session, SessionSettings, SQLiteSession
 
 from statecache import Settings
 from statecache_workers.worker import Worker
@@ -60,7 +60,10 @@ async def test_items_come_in_order_and_no_more_of_them_than_asked_for(make: Make
     assert await session.get_items() == all_items
     for limit in (1, 2, 22, 23, 64, 65, 129, 149, 150, 151, 10_000):
         assert await session.get_items(limit) == all_items[-limit:]
-    assert await session.get_items(0) == await session.get_items(-1) == []
+    theirs = SQLiteSession("42")
+    await theirs.add_items(all_items)
+    for limit in (None, 0, -1, -150):
+        assert await session.get_items(limit) == await theirs.get_items(limit)
 
 
 async def test_the_limit_of_the_settings_counts_unless_another_is_given(make: MakeSession) -> None:

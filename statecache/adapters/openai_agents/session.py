@@ -88,12 +88,14 @@ class StateCacheSession(OnEventLoops):
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Return all items, or the latest `limit` ones, in the order in which they were added.
 
-        Without `limit` that of the session's settings counts; 0 and less are none. What this call returns was there at
-        one moment during it.
+        Without `limit` that of the session's settings counts; 0 is none, and less than 0 all, as in the SDK's
+        SQLiteSession. What this call returns was there at one moment during it.
         """
         limit = resolve_session_limit(limit, self.session_settings)
         conversation = self._conversation(self._clients.here())
-        return [] if limit is not None and limit <= 0 else await conversation.items(limit)
+        if limit == 0:
+            return []
+        return await conversation.items(None if limit is None or limit < 0 else limit)
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Add items behind those that are there: all of them or none, in one commit.
