@@ -263,6 +263,8 @@ def test_what_the_vendors_keys_begin_with_can_be_named(
 def test_a_redis_that_cannot_be_taken_in_is_told(
     cli: CommandLine, settings: Settings, documents: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    nothing = cli("import", "langgraph-redis", settings.redis_url)
+    assert (nothing.status, "knows no JSON.GET" in nothing.err, nothing.out) == (3, True, ""), nothing
     with redis.Redis.from_url(settings.redis_url) as plain:
         plain.set("checkpoint:t:__empty__:1", "no document")
         try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
@@ -67,6 +67,10 @@ class RedisCheckpoints:
             self._keys[names] = key
         for key, names in self._named(write_prefix):
             self._writes.setdefault(names, []).append(key)
+        if not self._keys and not self._writes:
+            # A Redis that cannot hold documents is another one than was meant, and says so of any key.
+            with suppress(exceptions.ResponseError):
+                self._read([f"{prefix}:".encode()], "$")
 
     def configs(self) -> Iterator[RunnableConfig]:
         """Yield what names each checkpoint: a thread after the other, its oldest checkpoint first."""
