@@ -382,5 +382,8 @@ def _is_frozen(info: inspect.Type, above: tuple[int, ...]) -> bool:
     if isinstance(info, inspect.NamedTupleType):
         return all(_is_frozen(field.type, within) for field in info.fields)
     if isinstance(info, inspect.StructType):
-        return class_of(info).__struct_config__.frozen and all(_is_frozen(field.type, within) for field in info.fields)
+        kind = class_of(info)
+        if not kind.__struct_config__.frozen or kind.__dictoffset__:
+            return False  # what a reader keeps in a __dict__, as cached_property does, is his alone
+        return all(_is_frozen(field.type, within) for field in info.fields)
     return False

@@ -62,8 +62,8 @@ async def test_items_come_in_order_and_no_more_of_them_than_asked_for(make: Make
         assert await session.get_items(limit) == all_items[-limit:]
     theirs = SQLiteSession("42")
     await theirs.add_items(all_items)
-    for limit in (None, 0, -1, -150):
-        assert await session.get_items(limit) == await theirs.get_items(limit)
+    for given in (None, 0, -1, -150):
+        assert await session.get_items(given) == await theirs.get_items(given)
 
 
 async def test_the_limit_of_the_settings_counts_unless_another_is_given(make: MakeSession) -> None:

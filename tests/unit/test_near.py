@@ -238,6 +238,14 @@ class Frozen(msgspec.Struct, frozen=True):
     next: Frozen | None = None
 
 
+class Caching(msgspec.Struct, frozen=True, dict=True):
+    count: int
+
+
+class Heir(Caching, frozen=True):
+    name: str
+
+
 class Holding(msgspec.Struct, frozen=True):
     """A value that holds one that can be changed."""
 
@@ -253,7 +261,8 @@ class Open(msgspec.Struct):
 @pytest.mark.parametrize(
     ("kind", "is_shared"),
     [
-        (int, True), (str, True), (bytes, True), (Frozen, True), (tuple[Frozen, int], True), (frozenset[str], True),
+        (int, True), (str, True), (bytes, True), (Frozen, True), (Caching, False), (Heir, False),
+        (tuple[Frozen, int], True), (frozenset[str], True),
         (int | None, True), (Any, False), (dict, False), (list[int], False), (Holding, False), (Open, False),
         (tuple[Open, ...], False), (Frozen | Open, False), (set[int], False), (object(), False), ([], False),
         (Box[int], True), (Box[Box[str]], True), (tuple[Shelf[int], ...], True), (Box[list[int]], False),
