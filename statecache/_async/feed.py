@@ -58,9 +58,9 @@ class AsyncFeeds(VerbGroup[D], Generic[D]):
 
         Changes of one group come in the order of their commits, and so do all of one shard; there is no order between
         shards. Only what is durable is given: nothing is taken back later. `since` is where to begin: a `cursor` that a
-        feed of this prefix, or of a shorter one, gave; `"now"`, where its `async with` block begins, or else the
-        iteration; or None for all that there is. With `follow=False` it ends where it has come to the end, else it
-        waits for more.
+        feed of this prefix, or of a shorter one, gave; `"now"`, when its `async with` block begins, or else when the
+        first change is asked for, not when this is called; or None for all that there is. With `follow=False` it ends
+        where it has come to the end, else it waits for more.
 
         With `consumer`, a name, Postgres keeps how far it has come, and `since` is only where a new name begins. A
         change counts as handled when the next is asked for, or when the feed's `async with` block is left. One
@@ -99,9 +99,11 @@ class AsyncFeeds(VerbGroup[D], Generic[D]):
     ) -> AsyncWatch[Any]:
         """Return an iterator of what changes under the prefix from now on: of each key its newest change, deletes too.
 
-        What a key went through between two looks is left out. Of each key versions go up. Only what is durable is
-        given. With `initial` all that is there comes first, by key. With a type, the records of steps and checkpoints
-        are left out. `timeout` bounds each exchange with a server, in seconds. Raises HistoryDamaged as `changes` does.
+        "Now" is when its `async with` block begins, or else when the first change is asked for, not when this is
+        called. What a key went through between two looks is left out. Of each key versions go up. Only what is durable
+        is given. With `initial` all that is there comes first, by key. With a type, the records of steps and
+        checkpoints are left out. `timeout` bounds each exchange with a server, in seconds. Raises HistoryDamaged as
+        `changes` does.
         """
         self._view.end_of(timeout)
         feed = Feed(self._runtime, self._view.full(prefix), "now")

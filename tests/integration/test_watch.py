@@ -11,6 +11,7 @@ import pytest
 from statecache import AsyncStateCache, Change, Settings, StateCache
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, flushing
+from tests.support.local_reads import until
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -40,6 +41,23 @@ async def test_of_each_key_the_newest_change_is_given(
             assert _shown(seen) == {"runs/0": 9, "runs/1": 9, "runs/2": None}
             assert [change.deleted for change in sorted(seen, key=lambda one: one.key)] == [False, False, True]
             assert _shown([next(other) for _ in range(3)]) == _shown(seen)
+
+
+@pytest.mark.parametrize("verb", ["watch", "changes"])
+async def test_now_is_when_the_first_change_is_asked_for_or_the_block_begins_and_not_the_call(
+    cache: AsyncStateCache, worker: Worker, verb: str
+) -> None:
+    def made() -> Any:
+        return cache.watch("runs/") if verb == "watch" else cache.changes("runs/", since="now")
+
+    asked, block = made(), made()
+    async with flushing(worker):
+        await cache.set("runs/1", "after the call", durability="postgres")
+        async with block, asyncio.TaskGroup() as readers:
+            first = readers.create_task(anext(asked))
+            await until(lambda: asked._feed.begun)
+            await cache.set("runs/2", "after the first asking", durability="postgres")
+            assert (await first).key == (await anext(block)).key == "runs/2"
 
 
 async def test_a_slow_page_is_given_what_is_newest_when_it_asks(cache: AsyncStateCache, worker: Worker) -> None:
