@@ -144,6 +144,8 @@ async def test_a_value_that_is_no_longer_kept_is_told_with_the_nearest_one(
     assert page.status == 200
     assert "its value is no longer kept" in page.facts()["kept"]
     assert "There is no version 2 of 'runs/42' in its history: its value is no longer kept" in page.text
+    assert [(query["a"], query["b"]) for query in page.links_to("diff")] == [("3", "4")]
+    assert page.text.count("value not kept") == 1
     refused = web.get("diff", key=KEY, a=1, b=2)
     assert refused.status == 404
     assert refused.links_to("key") == [{"key": KEY, "version": "1"}]

@@ -76,7 +76,8 @@ async def key(request: Request) -> Response:
     rows = (versions.value or [])[:VERSIONS_MAX]
     return await page(
         request, "key.html", status=status, query=name, **given, now=now, newest=last, group=group_of(name),
-        versions=versions, rows=rows, older=_older(versions.value), until=until, newer=_newer(rows, last),
+        versions=versions, rows=rows, compared=_comparable(versions.value or []), older=_older(versions.value),
+        until=until, newer=_newer(rows, last),
         checkpoints=checkpoints, labels=_labels(name, checkpoints), drawn=drawn, written=number_in(request, "written"),
         where=where(source.settings, name), shard=source.runtime.keys.shard(name),
     )  # fmt: skip
@@ -108,6 +109,12 @@ def _window(shown: Shown | None, newest: int) -> int | None:
 def _older(found: Sequence[Version] | None) -> int | None:
     """Return the version at which the next page of older ones begins."""
     return found[VERSIONS_MAX].version if found is not None and len(found) > VERSIONS_MAX else None
+
+
+def _comparable(found: Sequence[Version]) -> set[int]:
+    """Return which versions, listed from the newest on, can be compared to the one before: both values are kept."""
+    kept = {one.version for one in found if one.kept}
+    return {version for version in kept if version - 1 in kept}
 
 
 def _newer(rows: Sequence[Version], newest: int) -> int | None:
