@@ -101,7 +101,6 @@ def test_a_row_that_is_held_for_a_moment_is_looked_at_again_at_once() -> None:
         holding.hold_off(now)
         stood.append(holding.phase)
     assert (stood, holding.sure) == (["new", "new", "apart"], False)
-    assert holding.reason == "another session holds its row in Postgres"
     holding.reread(ROW)
     holding.hold_off(99.0)
     assert holding.phase == "new"

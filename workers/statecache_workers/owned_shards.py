@@ -114,8 +114,6 @@ class Holding:
         """
         self.held_since = now if self.held_since is None else self.held_since
         self.phase, self.sure = "new" if now - self.held_since < BRIEF_S else "apart", False
-        if self.phase == "apart":
-            self.reason = "another session holds its row in Postgres"
 
     def look_again(self) -> None:
         """Forget what was believed of the shard."""
