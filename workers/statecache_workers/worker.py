@@ -226,9 +226,7 @@ class Worker:
     @property
     def trouble(self) -> str:
         """What hinders the worker, in words; '' where nothing does."""
-        apart = [
-            f"shard {one.shard}: {one.reason or 'row held'}" for one in self.holdings.values() if one.phase == "apart"
-        ]
+        apart = [f"shard {one.shard}: {one.reason or 'held'}" for one in self.holdings.values() if one.phase == "apart"]
         closed = any(one.phase == "new" for one in self.holdings.values())
         gate = self.gatekeeper.reason if closed else ""
         avoided = self._given_up_for if self.avoidance.shards else ""
