@@ -7,10 +7,10 @@ version from the next in history: so the members of sets are stored in the order
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 from functools import lru_cache
-from itertools import repeat
-from operator import is_not
+from itertools import count, repeat
 from typing import Any
 
 import msgspec
@@ -20,13 +20,15 @@ from statecache.record_classes import is_model, is_record, is_same
 Write = Callable[[Any], bytes]
 _UNKNOWN = object()
 _LEAVES = frozenset({str, int, float, bool, type(None), bytes})
+_SHAPES = frozenset({set, dict, tuple})
 
 
 def in_order(value: Any, write: Write, got: Any = _UNKNOWN) -> Any:
     """Return what is encoded as the value is, with each set as a list in order; itself where it holds no set.
 
-    `write` encodes one part. `got` is what the value comes back as without a type: what is equal there holds no set,
-    and is not looked through. Pydantic's models are given back as they are: `dump_in_order` is for what they dump.
+    `write` encodes one part. `got` is what the value comes back as, where that is not as it is: parts that are equal
+    there hold no set and are not looked through. Pydantic's models are given back as they are: `dump_in_order` is for
+    what they dump.
     """
     try:
         return _in_order(value, write, got)
@@ -35,34 +37,45 @@ def in_order(value: Any, write: Write, got: Any = _UNKNOWN) -> Any:
 
 
 def _in_order(value: Any, write: Write, got: Any) -> Any:
-    if value.__class__ in _LEAVES or (got is not _UNKNOWN and is_same(value, got)):
-        return value
-    if isinstance(value, (set, frozenset)):
-        return sorted((_in_order(member, write, _UNKNOWN) for member in value), key=write) if value else value
-    if isinstance(value, dict):
-        like = got if isinstance(got, dict) else {}
-        named = {name: _in_order(part, write, like.get(name, _UNKNOWN)) for name, part in value.items()}
-        return named if any(named[name] is not part for name, part in value.items()) else value
-    if isinstance(value, (list, tuple)):
-        likes = got if isinstance(got, list) and len(got) == len(value) else repeat(_UNKNOWN)
-        parts = [_in_order(part, write, like) for part, like in zip(value, likes, strict=False)]
-        return parts if any(map(is_not, parts, value)) else value
-    return _record_in_order(value, write)
+    shape = value.__class__ if value.__class__ in _SHAPES else _shape_of(value.__class__)
+    if shape is set:
+        return sorted([_in_order(member, write, _UNKNOWN) for member in value], key=write) if value else value
+    if shape is dict:
+        likes = got.values() if got.__class__ is dict else repeat(_UNKNOWN)
+        changed = _changed(zip(value, value.values(), likes, strict=False), write)
+        return {**value, **changed} if changed else value
+    if shape is tuple:
+        changed = _changed(zip(count(), value, got if got.__class__ is list else repeat(_UNKNOWN), strict=False), write)
+        return [changed.get(at, part) for at, part in enumerate(value)] if changed else value
+    changed = _changed(((name, getattr(value, name, None), _UNKNOWN) for name in _fields_of(value.__class__)), write)
+    return _copied(value, changed) if changed else value
 
 
-def _record_in_order(value: Any, write: Write) -> Any:
+def _changed(parts: Iterable[tuple[Any, Any, Any]], write: Write) -> dict[Any, Any]:
+    """Return the parts, by name, that hold sets, with these in order; each is given with what it comes back as."""
     changed = {}
-    for name in _fields_of(value.__class__):
-        part = getattr(value, name, None)
-        if part.__class__ not in _LEAVES and (new := _in_order(part, write, _UNKNOWN)) is not part:
+    for name, part, got in parts:
+        if part.__class__ in _LEAVES or (got is not _UNKNOWN and is_same(part, got)):
+            continue
+        if (new := _in_order(part, write, got)) is not part:
             changed[name] = new
-    if not changed:
-        return value
-    other = copy.copy(value)
-    put = msgspec.structs.force_setattr if isinstance(value, msgspec.Struct) else object.__setattr__
-    for name, new in changed.items():
-        put(other, name, new)
+    return changed
+
+
+def _copied(record: Any, changed: dict[str, Any]) -> Any:
+    """Return a copy of a record with other parts, whatever its class has to say to that: it is only encoded."""
+    other = copy.copy(record)
+    put = msgspec.structs.force_setattr if isinstance(record, msgspec.Struct) else object.__setattr__
+    for name, part in changed.items():
+        put(other, name, part)
     return other
+
+
+@lru_cache(maxsize=1000)
+def _shape_of(kind: type) -> type:
+    """Return set, dict or tuple for a class that is encoded as they are, its heirs too; object for any other."""
+    shapes = (((set, frozenset), set), ((dict,), dict), ((list, tuple), tuple))
+    return next((shape for kinds, shape in shapes if issubclass(kind, kinds)), object)
 
 
 @lru_cache(maxsize=1000)
@@ -73,7 +86,7 @@ def _fields_of(kind: Any) -> tuple[str, ...]:
     if hasattr(kind, "__struct_fields__"):
         return tuple(kind.__struct_fields__)
     if hasattr(kind, "__dataclass_fields__"):
-        return tuple(kind.__dataclass_fields__)
+        return tuple(one.name for one in fields(kind))  # without what is the class's own
     return tuple(one.name for one in kind.__attrs_attrs__)
 
 

@@ -83,6 +83,8 @@ async def test_a_row_that_is_held_for_long_is_alarmed_with_who_holds_it(
         (told,) = log.of("row_held")
         assert (told["shard"], told["alarm"]) == (2, True)
         assert f"pid {stranger.info.backend_pid}" in told["reason"]
+        worker.holdings[2].reason = ""
+        assert worker.trouble == "shard 2: held", "before it is known by whom"
 
 
 async def test_a_worker_leaves_although_somebody_holds_one_of_its_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pydantic
@@ -26,6 +26,22 @@ class Tagged(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
 class Plain:
     tags: set[int] = field(default_factory=set)
     by_name: dict[str, frozenset[int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Slotted:
+    known: ClassVar[set[int]] = {0, 8}
+    tags: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Open:
+    known: ClassVar[set[int]] = {0, 8}
+    tags: set[int] = field(default_factory=set)
+
+
+class Labels(set[int]):
+    pass
 
 
 class Model(pydantic.BaseModel):
@@ -80,6 +96,15 @@ def test_dictionaries_keep_their_order_and_the_value_is_left_as_it_was() -> None
     data, _ = codec_for(Plain).encode(value, key="a/1", bytes_max=1000)
     assert data == b'{"tags":[0,8],"by_name":{"z":[0,8],"a":[1]}}'
     assert value == Plain({8, 0}, {"z": frozenset([8, 0]), "a": frozenset([1])})
+
+
+@pytest.mark.parametrize("kind", [Slotted, Open])
+def test_what_is_the_class_s_own_is_no_part_of_a_value(kind: Any) -> None:
+    assert codec_for(kind).encode(kind({8, 0}), key="a/1", bytes_max=1000)[0] == b'{"tags":[0,8]}'
+
+
+def test_an_heir_of_a_set_is_stored_as_one() -> None:
+    assert codec_for(Any).encode({"a": Labels([8, 0])}, key="a/1", bytes_max=1000)[0] == b'{"a":[0,8]}'
 
 
 def test_what_is_left_out_as_a_default_stays_so() -> None:

@@ -241,7 +241,7 @@ def test_only_types_with_tuples_are_looked_at_for_namedtuples() -> None:
 def test_one_tuple_in_a_large_value_costs_little_beside_the_rest() -> None:
     rows = [{"id": at, "name": f"row {at}", "value": at * 0.5, "tags": ["x", "y"]} for at in range(2000)]
     lists, tuples = ({"rows": rows, "pair": pair} for pair in ([1, 2], (1, 2)))
-    assert calls_of(lambda: stored(tuples)) < calls_of(lambda: stored(lists)) + 200
+    assert calls_of(lambda: stored(tuples)) < calls_of(lambda: stored(lists)) + 100
 
 
 @both
