@@ -214,7 +214,7 @@ async def test_a_state_is_changed_and_deleted_by_hand(
     assert window.complaints() == []
 
 
-async def test_a_key_with_a_thousand_versions_of_50_kb_is_drawn_quickly(
+async def test_a_key_with_a_thousand_versions_of_50_kb_is_drawn_in_part(
     window: Browser, inspector: Served, cache: AsyncStateCache, worker: Worker
 ) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"message {number}, " * 13} for number in range(250)]
@@ -222,10 +222,9 @@ async def test_a_key_with_a_thousand_versions_of_50_kb_is_drawn_quickly(
         messages[version % 250]["content"] = f"answer {version} to what was asked, " * 7
         await cache.set(KEY, {"messages": messages, "step": version})
     await flush(worker)
-    seconds = []
     for version in (1000, 500, 1, 999):
         window.go(f"{inspector.url}key?key={KEY}&version={version}")
         window.until("return performance.getEntriesByType('navigation')[0].loadEventEnd > 0")
-        seconds.append(window.run("return performance.getEntriesByType('navigation')[0].loadEventEnd / 1000"))
-    assert min(seconds) < 0.5
+        assert window.run("return performance.getEntriesByType('navigation')[0].decodedBodySize") < 200_000
+        assert window.run("return document.querySelectorAll('*').length") < 4_000
     assert window.text(".versions tbody tr th") == "1000"

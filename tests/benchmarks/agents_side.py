@@ -16,6 +16,7 @@ from tests.benchmarks.contenders import Contenders
 from tests.benchmarks.contention import PROCESSES_MIN, TASKS_MIN, Tasks, contention
 from tests.benchmarks.feed import feed
 from tests.benchmarks.first import first
+from tests.benchmarks.inspecting import inspecting
 from tests.benchmarks.listing import listing
 from tests.benchmarks.locks import handover, uncontended
 from tests.benchmarks.measuring import Row
@@ -89,6 +90,11 @@ def _prune(values: Sequence[Value], rounds: int) -> Iterator[Row]:
         yield from pruning(_settings(running), bare, values, rounds)
 
 
+def _inspector(_: Sequence[Value], rounds: int) -> Iterator[Row]:
+    with servers(workers=1) as running:
+        yield from inspecting(_settings(running), rounds)
+
+
 def _settings(running: Servers) -> Settings:
     return Settings(redis_url=running.redis_url, postgres_url=running.postgres_url)
 
@@ -105,5 +111,6 @@ AGENTS_SIDE: Mapping[str, Section] = {
     "feed": _feed,
     "watchers": _watchers,
     "prune": _prune,
+    "inspector": _inspector,
     "adapters": adapters,
 }

@@ -14,7 +14,7 @@ from tests.benchmarks.values import SAMPLE
 SECTIONS = (
     "commit", "transaction", "get", "durable", "flush", "clients", "lag", "workers", "memory", "rss", "import",
     "near", "contention", "locks", "steps", "warm", "first", "list", "bulk", "feed", "watchers", "history", "stream",
-    "prune", "adapters",
+    "prune", "inspector", "adapters",
 )  # fmt: skip
 ROUNDS_MIN = 5
 CHANGES_MIN = 10_000

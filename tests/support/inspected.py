@@ -88,10 +88,11 @@ class Web:
     def __init__(self, client: TestClient, source: Source) -> None:
         self.client = client
         self.source = source
+        self.home = f"/{TOKEN}/"
 
     def get(self, page: str = "", **query: Any) -> Page:
         """Return a page."""
-        return Page(self.client.get(f"/{TOKEN}/{page}", params=query or None))
+        return Page(self.client.get(f"{self.home}{page}", params=query or None))
 
     def follow(self, page: Page, link: str) -> Page:
         """Return the page that a link of another one leads to."""
@@ -103,7 +104,7 @@ class Web:
             name.replace("_", "-"): value for name, value in headers.items()
         }
         given = {name: value for name, value in given.items() if value}
-        return Page(self.client.post(f"/{TOKEN}/{page}", data=fields, headers=given))
+        return Page(self.client.post(f"{self.home}{page}", data=fields, headers=given))
 
 
 @contextmanager
