@@ -133,11 +133,8 @@ class Pool(Generic[C]):
             self._part()
         if self._closed:
             raise UsageError("it is closed", hint="Make a new client.")
-        here = self._io.place()
-        if self._place is not here:
-            if self._place is not None:
-                raise UsageError("it belongs to another event loop", hint="Make one client for each event loop.")
-            self._place = here
+        self.check_place()
+        self._place = self._io.place()
         slot = self._slots.acquire_now()
         if slot is None:
             slot, seconds = await self._wait_for_slot(seconds, ahead)
@@ -151,6 +148,11 @@ class Pool(Generic[C]):
             raise
         connection.slot = slot
         return connection
+
+    def check_place(self) -> None:
+        """Raise UsageError where another event loop has used the pool."""
+        if self._place is not None and self._place is not self._io.place():
+            raise UsageError("it belongs to another event loop", hint="Make one client for each event loop.")
 
     async def hold(self, seconds: float, waited: float = 0.0) -> C:
         """Lend a connection that is kept while something else is waited for; at most half of them may be at once.

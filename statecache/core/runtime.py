@@ -125,6 +125,11 @@ class Runtime:
         )  # fmt: skip
         finalize(self, _let_go, self.tracked, self.events, redis.pool, self.postgres.pool).atexit = False
 
+    def check_place(self) -> None:
+        """Raise UsageError where another event loop has used the runtime."""
+        self.redis.pool.check_place()
+        self.postgres.pool.check_place()
+
     async def close(self) -> None:
         """Give the leases back and close every connection; what is under way fails."""
         await self.claims.close()

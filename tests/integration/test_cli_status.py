@@ -159,6 +159,8 @@ async def test_a_database_that_redis_does_not_have_is_status_3(cli: CommandLine,
     ended = await cli.beside("status", "--redis-url", on_database(settings.redis_url, 9999))
     assert (ended.status, ended.err.count("\n")) == (3, 1)
     assert "DB index is out of range. Name a database that this server has" in ended.err
+    ended = await cli.beside("status", "--redis-url", on_database(settings.redis_url, 10**19))
+    assert (ended.status, ended.err.count("\n")) == (3, 1)
 
 
 async def test_another_deployments_settings_are_status_3(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -329,3 +329,20 @@ async def test_a_deadline_that_is_none_is_refused_and_closes_nothing(client: Asy
     with pytest.raises(UsageError, match="drain="):
         await client.close(drain=drain)
     assert (await client.set(KEY, 1)).version == 1
+
+
+def test_in_another_event_loop_it_is_refused_and_closes_nothing(settings: Settings) -> None:
+    client = AsyncStateCache(settings=settings)
+
+    async def written() -> None:
+        await client.set(KEY, 1)
+
+    async def closed() -> None:
+        with pytest.raises(UsageError, match="another event loop"):
+            await client.close()
+
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        first.run(written())
+        second.run(closed())
+        first.run(written())
+        first.run(client.close())

@@ -58,6 +58,8 @@ _UP = "Is the server up, the URL right?"
 _DIRECT = " sslnegotiation=direct is understood by Postgres 17 and later, with TLS."
 _INVALID = re.compile(r'\binvalid "?\w+"? value\b|\binvalid port number\b|\bmay not be used with\b')
 """What libpq says of a value in the URL, before it asks a server."""
+_UNKNOWN = re.compile(r"definition of service|unrecognized configuration parameter|invalid value for parameter")
+"""What libpq says of a service, and a server of an option, that the URL names and that there is not."""
 _READ_ONLY = " (it is a standby, or default_transaction_read_only is on for the role, the database or the server)"
 _QUOTED = '"'
 """A quote in libpq's message about a conninfo that it cannot read: what is quoted may be a piece of a password."""
@@ -94,7 +96,7 @@ async def connect(
         over_tls = is_tls_refused_by_libpq(brief(error))
         if "does not exist" in str(error) and not over_tls:
             raise ConfigurationError(f"postgres_url {where}: {brief(error)}", hint="Create it first.") from None
-        if _INVALID.search(brief(error)) and "FATAL" not in str(error):
+        if (_INVALID.search(brief(error)) and "FATAL" not in str(error)) or _UNKNOWN.search(brief(error)):
             raise ConfigurationError(f"postgres_url {where}: {brief(error)}") from None
         closed = any(words in str(error) for words in _CLOSED)
         refused = closed or any(words in str(error) for words in _NO_ENTRY)

@@ -103,7 +103,8 @@ def _no_database(error: ResponseError, where: str) -> ConfigurationError | None:
     if "unknown command 'SELECT'" in text:
         return ConfigurationError(f"redis_url {where}: it has no databases, as a Redis Sentinel", hint=NO_SENTINEL)
     hint = "Name a database that this server has: most have those from 0 to 15."
-    return ConfigurationError(f"redis_url {where}: {text}", hint=hint) if "DB index" in text else None
+    is_none = "DB index" in text or "not an integer or out of range" in text
+    return ConfigurationError(f"redis_url {where}: {text}", hint=hint) if is_none else None
 
 
 class Link:
