@@ -24,7 +24,7 @@ from msgspec import inspect
 
 from statecache.errors import CodecError, LimitExceeded, SchemaNewer, UsageError
 from statecache.expiry import form_of
-from statecache.model import VALUE_BYTES_MAX, Encoding
+from statecache.model import VALUE_BYTES_MAX, Encoding, State
 from statecache.record_classes import is_model, is_record, is_same, name_of
 from statecache.schemas import judged, left_out, schema_of, versions
 from statecache.set_order import dump_in_order, has_sets, in_order
@@ -108,6 +108,8 @@ class Codec:
             if not isinstance(value, self._class):
                 raise CodecError(key=key, reason=f"it is a {name_of(value.__class__)}, not a {name_of(self.type)}")
         elif value.__class__ not in _PLAIN and (own := self.of(value)) is not self:
+            if isinstance(value, State):
+                raise CodecError(key=key, reason="it is a State; write its value")
             encoded, _ = own.encode(value, key=key, bytes_max=bytes_max)
             return encoded, self._untyped(encoded, key, kind=value.__class__)
         if sys.getrecursionlimit() > _FRAMES_SAFE:
