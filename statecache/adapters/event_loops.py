@@ -1,9 +1,12 @@
 """The clients behind a session or a store: an AsyncStateCache belongs to one event loop, so each loop has its own.
 
 made from settings      an AsyncStateCache for each event loop in which the session is used; it is closed when the
-                        session is, or when its loop ends, as `asyncio.run` ends what is left of tasks, or when
-                        nothing refers to the session any more
+                        session is, or when its loop ends, or when nothing refers to the session any more
 an AsyncStateCache      is used as it is, in its one event loop, and stays open
+
+Where a loop ends, as `asyncio.run` has it end, all tasks are cancelled and waited for. Some write as they end, or have
+other tasks do so, which nobody waits for. So the task that keeps the client, cancelled as they are, closes it only once
+nobody uses it any more.
 
 What writes is not left half waited for: `alone` waits for how a write ends, also for who is cancelled meanwhile.
 """
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LOOKS_EVERY_S = 0.05
+_ENDING_S_MAX = 5.0
+"""How long an event loop that ends waits for who still uses a client."""
+_IDLE_TURNS = 10
+"""So many turns of an event loop that ends nobody uses a client until it is closed: a task may be about to."""
 _IDLE_LOOKS_MAX = 20
 """So often in a row an event loop is seen not to run, between two runs of it, before it has ended."""
 
@@ -47,6 +54,8 @@ class Client(NamedTuple):
 class _Made(NamedTuple):
     client: Client
     keeper: asyncio.Task[None]
+    given_up: asyncio.Event
+    users: weakref.WeakSet[asyncio.Task[Any]]
 
 
 class LoopClients:
@@ -78,32 +87,36 @@ class LoopClients:
             made = self._made.get(loop)
             if made is None:
                 cache = AsyncStateCache(settings=self._settings)
-                keeper = loop.create_task(_keep(cache, self._made, loop), name=f"statecache {self._of}")
-                made = self._made[loop] = _Made(self._client(cache), keeper)
+                given_up, users = asyncio.Event(), weakref.WeakSet[asyncio.Task[Any]]()
+                keeping = _keep(cache, self._made, loop, given_up, users)
+                keeper = loop.create_task(keeping, name=f"statecache {self._of}")
+                made = self._made[loop] = _Made(self._client(cache), keeper, given_up, users)
+            if (task := asyncio.current_task()) is not None:
+                made.users.add(task)
             return made.client
 
     async def close(self) -> None:
         """Close the clients that were made: of this event loop, of those that run, and of those that may run again."""
         here = asyncio.get_running_loop()
-        for loop, keeper in self._given_up():
+        for loop, made in self._given_up():
             if loop is here:
-                await _ended(keeper)
+                await _ended(made)
             else:
-                await asyncio.to_thread(_end, loop, keeper)
+                await asyncio.to_thread(_end, loop, made)
 
     def close_from_thread(self) -> None:
         """Do what `close` does, without awaiting: the client of an event loop that runs here closes soon after."""
         here = running_loop()
-        for loop, keeper in self._given_up():
+        for loop, made in self._given_up():
             if loop is here:
-                keeper.cancel()
+                made.given_up.set()
             else:
-                _end(loop, keeper)
+                _end(loop, made)
 
-    def _given_up(self) -> list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]]:
+    def _given_up(self) -> list[tuple[asyncio.AbstractEventLoop, _Made]]:
         with self._mutex:
             self._closed = self._closed or self._settings is not None
-            return [(loop, one.keeper) for loop, one in [*self._made.items()]]
+            return [*self._made.items()]
 
     def _client(self, cache: AsyncStateCache) -> Client:
         view = cache.namespace(self._namespace, **self._policy)
@@ -176,28 +189,55 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-async def _keep(cache: AsyncStateCache, made: dict[asyncio.AbstractEventLoop, _Made], loop: Any) -> None:
-    """Close the client once this is cancelled, and have the next call make another one."""
+async def _keep(
+    cache: AsyncStateCache, made: dict[asyncio.AbstractEventLoop, _Made], loop: asyncio.AbstractEventLoop,
+    given_up: asyncio.Event, users: weakref.WeakSet[asyncio.Task[Any]],
+) -> None:  # fmt: skip
+    """Close the client once it is given up, or the event loop ends, and have the next call make another one."""
     try:
-        await loop.create_future()
+        await given_up.wait()
+    except asyncio.CancelledError:
+        await _done(loop, given_up, users)
+        raise
     finally:
         made.pop(loop, None)
         await cache.close()
 
 
-async def _ended(keeper: asyncio.Task[None]) -> None:
-    keeper.cancel()
-    await asyncio.wait([keeper])
+async def _done(
+    loop: asyncio.AbstractEventLoop, given_up: asyncio.Event, users: weakref.WeakSet[asyncio.Task[Any]]
+) -> None:
+    """Wait, for a while, until no task uses a client any more, or one gives it up."""
+    waiting = [loop.create_task(given_up.wait()), loop.create_task(_unused(users, loop.create_future()))]
+    await asyncio.wait(waiting, timeout=_ENDING_S_MAX, return_when=asyncio.FIRST_COMPLETED)
+    for one in waiting:
+        one.cancel()
+    await asyncio.wait(waiting)
 
 
-def _end(loop: asyncio.AbstractEventLoop, keeper: asyncio.Task[None]) -> None:
+async def _unused(users: weakref.WeakSet[asyncio.Task[Any]], never: asyncio.Future[None]) -> bool:
+    """Wait until no task uses a client, nor begins to within some turns of its event loop."""
+    turns = 0
+    while turns < _IDLE_TURNS:
+        left: list[asyncio.Future[Any]] = [one for one in users if not one.done()]
+        await asyncio.wait(left or [never], timeout=None if left else 0)
+        turns = 0 if left else turns + 1
+    return True
+
+
+async def _ended(made: _Made) -> None:
+    made.given_up.set()
+    await asyncio.wait([made.keeper])
+
+
+def _end(loop: asyncio.AbstractEventLoop, made: _Made) -> None:
     """End a keeper in an event loop that another thread runs, or that is between two runs, as `Runner` leaves it."""
     if loop.is_running():
         with suppress(LoopEnded):  # which has cancelled the keeper as well
-            until_done(loop, _ended(keeper))
+            until_done(loop, _ended(made))
         return
     with suppress(RuntimeError):  # it is closed, another thread runs it by now, or this one runs another
-        ended = _ended(keeper)
+        ended = _ended(made)
         try:
             loop.run_until_complete(ended)
         finally:
@@ -208,4 +248,4 @@ def _end_all(made: dict[asyncio.AbstractEventLoop, _Made]) -> None:
     """Have the keepers end of what nothing refers to any more."""
     for loop, one in [*made.items()]:
         with suppress(RuntimeError):  # it is closed
-            loop.call_soon_threadsafe(one.keeper.cancel)
+            loop.call_soon_threadsafe(one.given_up.set)

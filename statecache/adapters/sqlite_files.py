@@ -7,22 +7,41 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from statecache import ConfigurationError, UsageError
+from statecache import ConfigurationError, StateCacheError, Unavailable, UsageError
+
+_LOCKED_S_MAX = 5.0
+"""How long who writes to a file is waited for."""
+_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+_AGAIN = "Repeat the import: what it has taken in is there already."
 
 
 @contextmanager
 def reading(source: Path, *, what: str, hint: str) -> Iterator[sqlite3.Connection]:
     """Open a file, in which nothing is written.
 
-    Raises UsageError where it is not there, and ConfigurationError where it does not hold the tables that it should.
+    Raises UsageError where it is not there, ConfigurationError where it cannot be opened, or does not hold the tables
+    that it should, and Unavailable where another process has locked it.
     """
     if not source.is_file():
         raise UsageError(f"{source} does not exist")
-    with closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as rows:
-        try:
+    try:
+        opened = sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True, timeout=_LOCKED_S_MAX)
+        with closing(opened) as rows:
             yield rows
-        except sqlite3.DatabaseError as error:
-            raise ConfigurationError(f"{source} holds no {what}: {error}", hint=hint) from error
+    except sqlite3.DatabaseError as error:
+        raise refusal(error, str(source), what=what, hint=hint) from error
+
+
+def refusal(error: sqlite3.Error, where: str, *, what: str, hint: str) -> StateCacheError:
+    """Return what an error of SQLite says about a file that is taken in."""
+    code = getattr(error, "sqlite_errorcode", -1) & 0xFF  # what is above says more about the same
+    if code in _LOCKED:
+        return Unavailable("locked", detail=f"another process is writing to {where}: {error}", hint=_AGAIN)
+    if code == sqlite3.SQLITE_IOERR:
+        return Unavailable("read", detail=f"{where}: {error}", hint=_AGAIN)
+    if code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB):
+        return ConfigurationError(f"{where} holds no {what}: {error}", hint=hint)
+    return ConfigurationError(f"{where} cannot be read: {error}")
 
 
 @contextmanager

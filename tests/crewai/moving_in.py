@@ -92,6 +92,35 @@ def test_a_flow_waits_for_what_it_waits_for_at_the_last_import(both: Both, flow_
     assert (waits[0]["said"], waits[1].metadata) == ("third", {"at": 3})
 
 
+def test_a_flow_waits_with_what_differs_though_python_takes_it_for_equal(
+    both: Both, flow_id: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "flows.db"
+    theirs = SQLiteFlowPersistence(str(source))
+    theirs.save_pending_feedback(flow_id, context(flow_id, metadata={"at": 1, "off": 0}), Told(id=flow_id))
+    assert _taken(source)["written"] == 1
+    with sqlite3.connect(source) as rows:
+        changes = "'$.metadata.at', json('true'), '$.metadata.off', json('false')"
+        rows.execute(f"UPDATE pending_feedback SET context_json = json_set(context_json, {changes})")
+    rows.close()
+    for _ in range(2):
+        assert _taken(source)["kept"] == []
+        waits = both.next().load_pending_feedback(flow_id)
+        assert waits is not None
+        assert repr(waits[1].metadata) == "{'at': True, 'off': False}"
+
+
+def test_a_save_that_became_another_has_its_flow_named(both: Both, flow_id: str, tmp_path: Path) -> None:
+    source = tmp_path / "flows.db"
+    SQLiteFlowPersistence(str(source)).save_state(flow_id, "step", {"id": flow_id, "done": 0})
+    assert _taken(source)["written"] == 1
+    with sqlite3.connect(source) as rows:
+        rows.execute("UPDATE flow_states SET state_json = json_set(state_json, '$.done', json('false'))")
+    rows.close()
+    assert _taken(source)["kept"] == [flow_id]
+    assert repr((both.next().load_state(flow_id) or {})["done"]) == "0"
+
+
 def test_a_flow_that_was_gone_on_with_here_is_left_alone(both: Both, flow_id: str, tmp_path: Path) -> None:
     source = tmp_path / "flows.db"
     theirs, other = SQLiteFlowPersistence(str(source)), f"{flow_id}-other"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from itertools import count
 from typing import Annotated, Any, TypedDict
 
 import psycopg
@@ -11,6 +12,8 @@ import pytest
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.serde.base import CipherProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, StateGraph
 
@@ -107,3 +110,33 @@ def test_a_thread_that_our_serializer_cannot_write_is_named_too(settings: Settin
         assert list(done.failed) == ["m"]
         assert ": TypeError: " in done.failed["m"]
         assert [all_told(ours, one) for one in ("a", "z")] == [all_told(theirs, one) for one in ("a", "z")]
+
+
+class Numbered(CipherProtocol):
+    """A cipher as AES with a nonce: what it makes of one text is another one each time."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        """Put a number before the text turned round."""
+        return "numbered", next(self._numbers).to_bytes(8) + plaintext[::-1]
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        """Turn the text round again."""
+        return ciphertext[8:][::-1]
+
+
+def test_what_is_encrypted_here_is_there_already_for_the_next_import(settings: Settings) -> None:
+    theirs = InMemorySaver()
+    play(theirs, "t")
+    configs = [one.config for one in reversed([*theirs.list(config("t"))])]
+    with StateCacheSaver(settings, serde=EncryptedSerializer(Numbered())) as ours:
+        for written, same in ((len(configs), 0), (0, len(configs))):
+            done = importing.import_checkpoints(configs, theirs, ours, progress=lambda _: None)
+            assert (done.written, done.same, done.kept, done.failed) == (written, same, [], {})
+        assert any(told[4] for told in all_told(ours, "t"))
+        assert all_told(ours, "t") == all_told(theirs, "t")
+        play(ours, "t", "yes")
+        done = importing.import_checkpoints(configs, theirs, ours, progress=lambda _: None)
+        assert (done.written, done.same, done.kept) == (0, len(configs), [])

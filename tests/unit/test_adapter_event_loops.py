@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from statecache import AsyncStateCache, Settings, UsageError
+from statecache.adapters import event_loops
 from statecache.adapters.clients import Clients
 from statecache.adapters.event_loops import LoopEnded, until_done
 from tests.support.polling import pause_thread
@@ -154,3 +155,64 @@ def test_a_client_is_closed_soon_by_a_call_that_is_not_awaited_in_its_own_event_
         assert closed == [asyncio.get_running_loop()]
 
     asyncio.run(closes())
+
+
+def test_an_event_loop_that_ends_waits_for_who_still_uses_its_client_but_not_for_ever(
+    closed: list[asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients, told, stays = Clients(Settings(), "n", {}, of="store", awaited="aget"), list[str](), Event()
+
+    async def uses(times: int) -> None:
+        await _made_here(clients)
+        for _ in range(times):
+            await asyncio.sleep(0)
+        told.append(f"used {times} times, closed {len(closed)}")
+
+    async def for_ever() -> None:
+        await _made_here(clients)
+        await _for_ever(stays)
+
+    async def ends(*others: Callable[[], Any]) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            tasks.extend(asyncio.create_task(other()) for other in others)
+
+    async def program(*others: Callable[[], Any]) -> None:
+        await _made_here(clients)
+        tasks.append(asyncio.create_task(ends(*others)))
+        await asyncio.sleep(0)
+
+    tasks = list[asyncio.Task[None]]()
+    asyncio.run(program(lambda: uses(0), lambda: uses(20)))
+    assert told == ["used 0 times, closed 0", "used 20 times, closed 0"]
+    assert len(closed) == 1
+    monkeypatch.setattr(event_loops, "_ENDING_S_MAX", 0)
+    asyncio.run(program(for_ever))
+    assert (len(closed), stays.is_set(), tasks[-1].done()) == (2, True, False)
+    tasks[-1].get_coro().close()
+    tasks[-1]._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_who_closes_what_is_used_as_its_event_loop_ends_is_not_waited_for(
+    closed: list[asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_loops, "_ENDING_S_MAX", 1000)
+    clients, tasks = Clients(Settings(), "n", {}, of="store", awaited="aget"), list[asyncio.Task[None]]()
+
+    async def closes() -> None:
+        await _made_here(clients)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            async with asyncio.timeout(10):
+                await clients.aclose()
+
+    async def program() -> None:
+        tasks.append(asyncio.create_task(closes()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(program())
+    assert tasks[0].exception() is None
+    assert len(closed) == 1

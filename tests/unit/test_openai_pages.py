@@ -17,7 +17,7 @@ from hypothesis import strategies as some
 
 from statecache import Delete, LimitExceeded, Set, State
 from statecache.adapters.filling import PAGE_BYTES_MAX, PAGE_ITEMS_MAX, WRITTEN_PAGES_MAX, filling
-from statecache.adapters.items import NESTING_MAX, TEXT, Kept, kept
+from statecache.adapters.items import NESTING_MAX, TEXT, Kept, kept, same
 from statecache.adapters.items import given as got
 from statecache.adapters.openai_agents.conversation import CROWDED
 from statecache.adapters.openai_agents.pages import Head, Place, added, cleared, popped
@@ -42,6 +42,25 @@ def test_whatever_json_can_write_comes_back_exactly_from_what_states_hold(item: 
     back = got(codec_for(Any).decode(stored, key="a/b")[0])
     assert json.dumps(back) == json.dumps(item)
     assert repr(back) == repr(json.loads(json.dumps(item)))
+
+
+@given(JSON, JSON)
+def test_items_are_the_same_if_they_are_written_alike(one: Any, other: Any) -> None:
+    assert same(one, got(kept(one, 0).data))
+    assert same(one, other) == (json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True))
+
+
+@pytest.mark.parametrize(("one", "other"), [(0, False), (1, True), (1, 1.0), ([{"n": 0}], [{"n": False}]), (None, 0)])
+def test_items_that_python_takes_for_equal_are_told_apart(one: Any, other: Any) -> None:
+    assert not same(one, other)
+    assert same({"a": one, "b": other}, {"b": other, "a": one})
+
+
+def test_an_item_that_json_cannot_write_is_the_same_as_none() -> None:
+    deep: Any = []
+    for _ in range(sys.getrecursionlimit()):
+        deep = [deep]
+    assert not same(deep, deep)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from statecache.adapters.adk.documents import Place, appended, event_data, place
 from statecache.adapters.adk.service import NAMESPACE
 from statecache.adapters.filling import lots
 from statecache.adapters.imported import IMPORT, Unreadable, may_go_on, proven, refuse_larger, take_in
-from statecache.adapters.items import given, kept
+from statecache.adapters.items import given, kept, same
 from statecache.adapters.pages import PAGE_FRAME_BYTES, Found, read_pages
 from statecache.adapters.plans import arun
 
@@ -84,7 +84,7 @@ class _Taking:
         there = await self._view.get(name, read="primary")
         if there is not None:
             shared = read_shared(there)
-            if not shared.prepared and given(shared.state) == state:
+            if not shared.prepared and same(given(shared.state), state):
                 if not self._dry_run:
                     await proven(self._view, there)
                 return
@@ -102,9 +102,10 @@ class _Taking:
         events, state = [event_data(one) for one in session.events], kept(session.state, 0, nul=False).data
         found: Found = await arun(self._view, read_pages(place, None, head="primary", pages="primary"))
         there = found.items()
-        is_whole = len(there) == len(events) and found.head is not None and given(found.known.state) == session.state
+        has_state = found.head is not None and same(given(found.known.state), session.state)
+        is_whole = len(there) == len(events) and has_state
         may_be_added_to = is_whole or await may_go_on(self._view, place.head, found.head)
-        if not may_be_added_to or [given(one.data) for one in events[: len(there)]] != there:
+        if not may_be_added_to or not same([given(one.data) for one in events[: len(there)]], there):
             self.done.kept.append(place.head)
             return
         head = msgspec.structs.replace(
@@ -117,7 +118,7 @@ class _Taking:
             await self._view.commit([Create(place.head, msgspec.to_builtins(head))], reason=IMPORT)
         revision = head.revision if found.head is None else found.known.revision
         new: list[list[Kept]] = [*lots(events[len(there) :], lambda event: event.size)]
-        if not new and given(found.known.state if found.head is not None else state) != session.state:
+        if not (new or has_state or found.head is None):
             new = [[]]  # the state alone
         if not (new or self._dry_run):
             await proven(self._view, found.head)

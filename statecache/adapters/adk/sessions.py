@@ -48,7 +48,7 @@ from statecache.adapters.adk.documents import (
 )
 from statecache.adapters.adk.shared import prepare, resolve, states_of, withdraw
 from statecache.adapters.applied import is_applied
-from statecache.adapters.items import given, kept
+from statecache.adapters.items import given, kept, same
 from statecache.adapters.pages import ATTEMPTS_MAX, Found, read_pages
 from statecache.adapters.plans import arun
 from statecache.adapters.remains import delete_remains
@@ -266,7 +266,8 @@ def _is_current(session: Session, found: Found) -> bool:
 
 def _is_last(found: Found, data: Any) -> bool:
     """Return whether an event is the last one already: it was appended before, and its answer was lost."""
-    return bool(found.items()[-1:] == [given(data)])
+    last, new = found.items()[-1:], [given(data)]
+    return last == new and same(last, new)  # mostly it is another one, which the first tells sooner
 
 
 def _given_up() -> StateCacheError:

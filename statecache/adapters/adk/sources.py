@@ -16,18 +16,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from google.adk.events.event import Event
 from google.adk.sessions.session import Session
 
-from statecache import ConfigurationError, Unavailable, UsageError
+from statecache import ConfigurationError, StateCacheError, Unavailable, UsageError
 from statecache.adapters.adk.documents import Of, Place
 from statecache.adapters.imported import NOT_READ, Unreadable
-from statecache.adapters.sqlite_files import moment, reading
+from statecache.adapters.sqlite_files import moment, reading, refusal
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy import orm as sqlalchemy_orm
+    from sqlalchemy.exc import DBAPIError
 
 T = TypeVar("T")
 _DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+pysqlite", "mysql": "mysql+pymysql"}
 """What reads a database without an event loop, by what its URL begins with."""
+_NO_COLUMN = 1054
+"""How MySQL says that a column is missing, which its driver takes for an error of operation."""
 _EARLY = "`adk migrate session` brings the tables of early releases up to date."
 
 
@@ -122,14 +125,23 @@ def database_sessions(url: str) -> Iterator[Stored]:
     try:
         with orm.Session(engine) as rows:
             yield Stored(_states_of(rows), _sessions_of(rows))
-    except exc.DatabaseError as error:
-        reason = error.orig
-        if isinstance(error, exc.OperationalError) and engine.dialect.name != "sqlite":
-            raise Unavailable("connect", detail=f"what is taken in: {reason}") from error
-        hint = f"Name the database of a DatabaseSessionService. {_EARLY}"
-        raise ConfigurationError(f"this database holds no sessions of ADK: {reason}", hint=hint) from error
+    except (exc.DatabaseError, exc.InterfaceError) as error:
+        raise _refusal(error) from error
     finally:
         engine.dispose()
+
+
+def _refusal(error: DBAPIError) -> StateCacheError:
+    """Return what an error of a driver says about a database that is taken in."""
+    from sqlalchemy import exc
+
+    reason, hint = error.orig, f"Name the database of a DatabaseSessionService. {_EARLY}"
+    if isinstance(reason, sqlite3.Error):
+        return refusal(reason, "this database", what="sessions of ADK", hint=hint)
+    is_told = reason is not None and reason.args[:1] == (_NO_COLUMN,)
+    if not is_told and (error.connection_invalidated or isinstance(error, (exc.OperationalError, exc.InterfaceError))):
+        return Unavailable("connect", detail=f"what is taken in: {reason}")
+    return ConfigurationError(f"this database holds no sessions of ADK: {reason}", hint=hint)
 
 
 def _engine(url: str) -> Engine:

@@ -20,7 +20,7 @@ import msgspec
 from statecache import Delete, Set, State, VersionConflict
 from statecache.adapters.crewai.persistence import NAMESPACE, flow_name
 from statecache.adapters.imported import IMPORT, NOT_READ, Unreadable, newest, proven, refuse_larger, take_in, was_here
-from statecache.adapters.items import given, kept
+from statecache.adapters.items import given, kept, same
 from statecache.adapters.sqlite_files import moment, reading
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class _Taking:
         if there.version > len(one.saves):
             return False
         method, value = one.saves[there.version - 1]
-        if given(there.value) != value:
+        if not same(given(there.value), value):
             return False
         change = await newest(self._view, name)
         if change is not None and change.version > there.version:
@@ -113,7 +113,7 @@ class _Taking:
         if change is not None and change.reason != IMPORT:
             return
         if pending is not None:
-            if there is None or there.value != pending:
+            if there is None or not same(there.value, pending):
                 await self._view.commit([Set(name, pending, expected=there)], reason=IMPORT)
             else:
                 await proven(self._view, there)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 import msgspec
 import psycopg
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple, get_checkpoint_id
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from redis.exceptions import RedisError
 
 from statecache import ConfigurationError, Position, PostgresUnavailable, StateCacheError, UsageError
@@ -244,7 +245,12 @@ def _task_paths(source: Source, config: RunnableConfig, tasks: Iterable[str]) ->
 
 
 def _written(one: CheckpointTuple, serde: SerializerProtocol) -> Counter[tuple[str, str, str, bytes]]:
-    """Return what tasks have written at a checkpoint, as bytes, which compare whatever it is."""
+    """Return what tasks have written at a checkpoint, as bytes, which compare whatever it is.
+
+    They are taken before they are encrypted: that gives others each time.
+    """
+    if isinstance(serde, EncryptedSerializer):
+        serde = serde.serde
     return Counter(
         (task_id, channel, *serde.dumps_typed(value)) for task_id, channel, value in one.pending_writes or ()
     )

@@ -35,7 +35,7 @@ from statecache import (
 )
 from statecache.adapters.applied import is_applied
 from statecache.adapters.filling import FRAME_BYTES, WRITTEN_PAGES_MAX, filling
-from statecache.adapters.items import Kept, given, kept
+from statecache.adapters.items import Kept, given, kept, same
 from statecache.adapters.pages import ATTEMPTS_MAX, Found, Page, converted, read_pages
 from statecache.adapters.plans import Plan, call
 from statecache.adapters.remains import delete_remains
@@ -271,14 +271,16 @@ def _written(place: Place, found: Found, filled: list[list[Any]], read: int) -> 
     known: Head = found.known
     revision, old = token_hex(8), found.documents()[len(found.pages) - read :]
     states = found.pages[len(found.pages) - read :]
-    first, same = known.pages - read + 1, 0
-    while same < min(len(old), len(filled)) and filled[same] == old[same].items:
-        same += 1
-    after = old[same].after if same < len(old) else known.revision
-    if same < len(old) and same:
-        after = old[same - 1].revision
+    first, unchanged = known.pages - read + 1, 0
+    for before, now in zip(old, filled, strict=False):
+        if len(before.items) != len(now) or not same(before.items, now):
+            break
+        unchanged += 1
+    after = old[unchanged].after if unchanged < len(old) else known.revision
+    if unchanged < len(old) and unchanged:
+        after = old[unchanged - 1].revision
     writes: Writes = []
-    for at in range(same, len(filled)):
+    for at in range(unchanged, len(filled)):
         page = Page(revision, after, filled[at])
         more: dict[str, Any] = {"expected": states[at]} if at < len(states) else {}
         writes.append(Set(place.page(known, first + at), msgspec.structs.asdict(page), **more))

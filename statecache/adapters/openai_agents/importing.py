@@ -22,7 +22,7 @@ from statecache import OutcomeUnknown, VersionConflict
 from statecache.adapters.applied import is_applied
 from statecache.adapters.filling import lots
 from statecache.adapters.imported import IMPORT, NOT_READ, may_go_on, proven, refuse_larger, take_in
-from statecache.adapters.items import kept
+from statecache.adapters.items import kept, same
 from statecache.adapters.openai_agents.pages import Place, added
 from statecache.adapters.openai_agents.session import NAMESPACE
 from statecache.adapters.pages import PAGE_FRAME_BYTES, Found, read_pages
@@ -87,7 +87,8 @@ class _Taking:
         found = await arun(self._view, read_pages(place, None, head="primary", pages="primary"))
         there = found.items()
         new = [kept(item, at) for at, item in enumerate(one.items[len(there) :], len(there))]
-        if one.items[: len(there)] != there or (new and not await may_go_on(self._view, place.head, found.head)):
+        begins_so = same(one.items[: len(there)], there)
+        if not begins_so or (new and not await may_go_on(self._view, place.head, found.head)):
             self.done.kept.append(one.session_id)
             return
         refuse_larger("an item", (item.size + PAGE_FRAME_BYTES for item in new), self._bytes_max)
