@@ -146,6 +146,24 @@ async def test_a_thread_that_was_rolled_back_here_stays_so(
     assert graph.compile(checkpointer=ours).get_state(config("t")).values["log"] == ["start", "noted"]
 
 
+def test_a_thread_that_was_deleted_here_stays_so_with_the_graphs_in_it_that_were_begun_since(
+    ours: StateCacheSaver,
+) -> None:
+    """What they are kept under is new, so nothing of them was ever here."""
+    theirs, graph = InMemorySaver(), _parted()
+    _run_on(graph, theirs, "start")
+    assert _again(theirs, ours).kept == []
+    ours.delete_thread("t")
+    _answered(graph, theirs, "yes")
+    _run_on(graph, theirs, "again")
+    assert len({one[0]["checkpoint_ns"] for one in all_told(theirs, "t")}) == 3
+    _left_alone(theirs, ours)
+    assert all_told(ours, "t") == []
+    theirs.delete_thread("t")
+    _run_on(graph, theirs, "anew")
+    _left_alone(theirs, ours)
+
+
 class _Before:
     """A view on which something happens before the commit with that number."""
 

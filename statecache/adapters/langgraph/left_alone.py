@@ -6,7 +6,8 @@ whether the thread is as imports have left it:
     all are an import's     what is new is put, and the heads move on
     one is anything else's  the thread was gone on with here, or rolled back: nothing more of it is put. Checkpoints
                             above the head would be the newest of a listing, though the thread is not there
-    deleted                 what the namespace held stays deleted, and so does a checkpoint that was deleted by itself
+    the root's is deleted   so is the thread: nothing of it is put, in no namespace, be it one that never was here
+    another is deleted      what its namespace held stays deleted, and so does a checkpoint that was deleted by itself
 
 Answers that were given here to what a run had asked stand at the head's checkpoint and move no head, so those are
 looked for too. All of it is looked at before anything of a thread is put, and each head again when it is moved: it is
@@ -145,12 +146,13 @@ class Here:
         return self._gone_on_with
 
     def _known_heads(self) -> dict[str, State[Any]]:
-        """Return the heads that there are, and note whether something other than an import has moved one."""
+        """Return the heads that there are, and note whether another has moved one, or has deleted the root's."""
         if self._heads is None:
             run = self._target._clients.run
             states: list[State[Any]] = run(call("list", f"{self._root.thread}/head/"))
             self._heads = {name_of(state.key): state for state in states}
-            self._gone_on_with = not all(run(self._importing.left_so(*one)) for one in self._heads.items())
+            left_so = all(run(self._importing.left_so(*one)) for one in self._heads.items())
+            self._gone_on_with = not left_so or (self._root.head not in self._heads and self._is_gone(self._root.head))
         return self._heads
 
     def _was_answered(self, place: Place, head: State[Any]) -> bool:
