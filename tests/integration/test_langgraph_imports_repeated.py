@@ -135,6 +135,7 @@ async def test_a_thread_that_was_rolled_back_here_stays_so(
     assert _again(theirs, ours).kept == []
     async with flushing(worker):
         await cache.checkpoint(group, "asked", group=True)
+        await cache.checkpoint(f"{group}/head/-", "asked")
     _answered(graph, theirs, "yes")
     done = _again(theirs, ours)
     assert (done.kept, done.written > 0) == ([], True)

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from statecache.adapters.imported import IMPORT
 from statecache.adapters.langgraph.documents import config_of, own
-from statecache.adapters.langgraph.listing import name_of
 from statecache.adapters.langgraph.names import Place
+from statecache.adapters.langgraph.own_states import name_of, own_states
 from statecache.adapters.plans import Asked, Call, Plan, call, for_reason, through
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Here:
         """Return the heads that there are, and note whether another has moved one, or has deleted the root's."""
         if self._heads is None:
             run = self._target._clients.run
-            states: list[State[Any]] = run(call("list", f"{self._root.thread}/head/"))
+            states = run(own_states(f"{self._root.thread}/head/"))
             self._heads = {name_of(state.key): state for state in states}
             left_so = all(run(self._importing.left_so(*one)) for one in self._heads.items())
             self._gone_on_with = not left_so or (self._root.head not in self._heads and self._is_gone(self._root.head))
@@ -185,7 +185,7 @@ class Here:
     def _is_as_imported(self, place: Place, checkpoint_id: str) -> bool:
         """Return whether an import has written last at a checkpoint: nobody has gone on from it here."""
         run = self._target._clients.run
-        states: list[State[Any]] = run(call("list", place.writes_of(checkpoint_id), values=False))
+        states = run(own_states(place.writes_of(checkpoint_id), values=False))
         names = [place.checkpoint(checkpoint_id), *(name_of(state.key) for state in states)]
         newest: list[list[Change[Any]]] = [run(call("history", name, limit=1, reverse=True)) for name in names]
         return all(change.reason == IMPORT for changes in newest for change in changes)
