@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.memory import InMemorySaver
 
-from statecache import AsyncStateCache
+from statecache import AsyncStateCache, CodecError
 from statecache.adapters.langgraph import StateCacheSaver
+from statecache.adapters.langgraph.importing import import_checkpoints
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flushing
-from tests.support.langgraph_stories import config, got, ids, put
+from tests.support.langgraph_stories import checkpoint, config, got, ids, put
 
 LARGE = "x" * 100_000
-THREAD = {"configurable": {"thread_id": "t"}}
+THREAD: RunnableConfig = {"configurable": {"thread_id": "t"}}
 
 
 @pytest.fixture
@@ -74,7 +78,8 @@ async def test_a_thread_with_named_points_is_listed_copied_and_thinned_out_like_
     await saver.aput_writes(made[0], [("a", LARGE), ("b", LARGE)], "task")
     assert len((await got(saver, made[0])).pending_writes or ()) == 2
     await saver.acopy_thread("t", "copy")
-    assert len(await ids(saver, {"configurable": {"thread_id": "copy"}})) == len(made)
+    copied: RunnableConfig = {"configurable": {"thread_id": "copy"}}
+    assert len(await ids(saver, copied)) == len(made)
     await saver.aprune(["t"])
     assert len(await ids(saver, THREAD)) == 2
     await put(saver, "t", {"a": LARGE}, parent=made[1], metadata={"run_id": "two"})
@@ -82,3 +87,28 @@ async def test_a_thread_with_named_points_is_listed_copied_and_thinned_out_like_
     assert (await got(saver, config("t"))).pending_writes == written
     await saver.adelete_for_runs(["one"])
     assert {state.key async for state in cache.list("langgraph/t/", values=False)} == kept
+
+
+@pytest.mark.parametrize("foreign", [{"other": 1}, {"thread_id": "t", "checkpoint_ns": 1}, ["t"], "text", None])
+async def test_what_is_no_head_at_the_name_of_one_is_refused_with_its_key(
+    saver: StateCacheSaver, cache: AsyncStateCache, foreign: Any
+) -> None:
+    await cache.set("langgraph/t/head/-", foreign)
+    which, one = config("t"), checkpoint({"a": 1})
+    for call in (
+        lambda: saver.aget_tuple(which),
+        lambda: put(saver, "t", {"a": 1}),
+        lambda: saver.aput_writes(config("t", one["id"]), [("a", 1)], "task"),
+        lambda: saver.aprune(["t"]),
+    ):
+        with pytest.raises(CodecError, match=r"langgraph/t/head/-.*no head or checkpoint of LangGraph's"):
+            await call()
+    theirs = InMemorySaver()
+    for thread in ("t", "u"):
+        await put(theirs, thread, {"a": 1})
+    named = [found.config for found in theirs.list(None)]
+    done = await asyncio.to_thread(import_checkpoints, named, theirs, saver, progress=lambda _: None)
+    assert (done.written, done.kept, [*done.failed]) == (1, [], ["t"])
+    assert "langgraph/t/head/-" in done.failed["t"]
+    await saver.adelete_thread("t")
+    await put(saver, "t", {"a": 1})

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from statecache.adapters.imported import IMPORT
-from statecache.adapters.langgraph.documents import config_of, own
+from statecache.adapters.langgraph.documents import config_of, own, told
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.own_states import name_of, own_states
 from statecache.adapters.plans import Asked, Call, Plan, call, for_reason, through
@@ -150,7 +150,7 @@ class Here:
         if self._heads is None:
             run = self._target._clients.run
             states = run(own_states(f"{self._root.thread}/head/"))
-            self._heads = {name_of(state.key): state for state in states}
+            self._heads = {name_of(state.key): state for state in states if told(state)}
             left_so = all(run(self._importing.left_so(*one)) for one in self._heads.items())
             self._gone_on_with = not left_so or (self._root.head not in self._heads and self._is_gone(self._root.head))
         return self._heads

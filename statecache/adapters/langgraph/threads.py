@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from statecache import Delete, NotFound, Set, State, VersionConflict
-from statecache.adapters.langgraph.documents import Document, holds_checkpoint, next_head, own, place_of
+from statecache.adapters.langgraph.documents import Document, holds_checkpoint, next_head, own, place_of, told
 from statecache.adapters.langgraph.listing import checkpoints_among, segment_of
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
 from statecache.adapters.langgraph.own_states import name_of, own_states
@@ -72,7 +72,7 @@ def drop(place: Place, doomed: set[str]) -> Plan[None]:
         writes = yield from own_states(place.writes, values=False)
         gone += [state for state in writes if state.key.split("/")[-3] in doomed]
         steps: list[Any] = [Delete(name_of(state.key), expected=state) for state in gone]
-        if head is not None and checkpoint_segment(head.value["checkpoint_id"]) in doomed:
+        if head is not None and checkpoint_segment(told(head)["checkpoint_id"]) in doomed:
             newest = yield from _newest(stay)
             if newest is None:
                 channels = yield from own_states(place.channels, values=False)
