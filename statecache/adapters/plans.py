@@ -9,7 +9,7 @@ count as written is the view's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from statecache import StateCacheError
@@ -103,23 +103,32 @@ async def arun(view: AsyncNamespace[Any], plan: Plan[T]) -> T:
         return end.value  # type: ignore[no-any-return]
 
 
-def for_reason(plan: Plan[T], reason: str) -> Plan[T]:
-    """Carry out a plan whose changes say that reason, where they say none."""
+def through(plan: Plan[T], carry_out: Callable[[Asked], Plan[Any]]) -> Plan[T]:
+    """Carry out a plan, each step of which another plan carries out; what else that raises is the caller's."""
     try:
         asked = next(plan)
         while True:
-            if isinstance(asked, Call) and asked.verb in _TELLING:
-                asked = asked._replace(options={"reason": reason} | asked.options)
-            elif isinstance(asked, Together):
-                asked = Together([for_reason(one, reason) for one in asked.plans])
             try:
-                answer = yield asked
+                answer = yield from carry_out(asked)
             except (StateCacheError, Declined) as error:
                 asked = plan.throw(error)
             else:
                 asked = plan.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+
+
+def for_reason(plan: Plan[T], reason: str) -> Plan[T]:
+    """Carry out a plan whose changes say that reason, where they say none."""
+
+    def carried_out(asked: Asked) -> Plan[Any]:
+        if isinstance(asked, Call) and asked.verb in _TELLING:
+            asked = asked._replace(options={"reason": reason} | asked.options)
+        elif isinstance(asked, Together):
+            asked = Together([for_reason(one, reason) for one in asked.plans])
+        return (yield asked)
+
+    return through(plan, carried_out)
 
 
 def _answer(view: Namespace[Any], asked: Asked) -> Any:

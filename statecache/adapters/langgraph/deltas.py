@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from statecache.adapters.langgraph.documents import Document, holds_checkpoint, in_order, own
+from statecache.adapters.langgraph.own_states import own_among
 from statecache.adapters.langgraph.pieces import packed_values
 from statecache.adapters.langgraph.reading import document_of, latest, writes_of
 from statecache.adapters.langgraph.values import Packed, Serde, packed_of
@@ -69,7 +70,7 @@ class _Ancestors:
             after = self._place.checkpoint(self._child["checkpoint_id"])
             limit = _PAGES[min(self._pages, len(_PAGES) - 1)]
             states = yield from call("list", self._place.checkpoints, after=after, limit=limit)
-            found = [own(state) for state in states if holds_checkpoint(state.value)]
+            found = [own(state) for state in own_among(states) if holds_checkpoint(state.value)]
             self._known, self._pages = {one["checkpoint_id"]: one for one in found}, self._pages + 1
         self._child = self._known.pop(parent_id, None) or (yield from document_of(self._place, parent_id))
         return self._child

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
 
-from statecache import UsageError
+from statecache import CodecError, UsageError
 from statecache.adapters.langgraph.names import Place, place_at
 from statecache.adapters.langgraph.values import Form, Serde, packed_of, split
 from statecache.adapters.segments import spelled_out
@@ -42,21 +42,30 @@ def place_of(document: Document) -> Place:
     return place_at(document["thread_id"], document["checkpoint_ns"])
 
 
+def told(state: State[Any]) -> Document:
+    """Return the document of a head or checkpoint; raise CodecError for what else stands at such a name."""
+    document = state.value
+    names = ("thread_id", "checkpoint_ns", "checkpoint_id")
+    if not isinstance(document, dict) or not all(isinstance(document.get(name), str) for name in names):
+        raise CodecError(key=state.key, reason="it is no head or checkpoint of LangGraph's threads")
+    return document
+
+
 def is_told(state: State[Any]) -> bool:
     """Return whether the thread of a head or checkpoint is known: its own, or one whose id can be told from its key."""
     thread = state.key.split("/")[1]
-    return thread in (place_of(state.value).thread, Place(spelled_out(thread)).thread)
+    return thread in (place_of(told(state)).thread, Place(spelled_out(thread)).thread)
 
 
 def own(state: State[Any]) -> Document:
     """Return the document of a head or checkpoint, as that of the thread in whose group it stands.
 
     One that came from another thread, with its group, names that one's channels: then its forms say so. Raises
-    UsageError where the id of its thread is too long to be told from its key.
+    UsageError where the id of its thread is too long to be told from its key, and CodecError for what is neither.
     """
-    document, thread = state.value, state.key.split("/")[1]
+    document, thread = told(state), state.key.split("/")[1]
     if place_of(document).thread == thread:
-        return document  # type: ignore[no-any-return]
+        return document
     if not is_told(state):
         what = (
             f"{state.key!r} came from the thread {document['thread_id']!r} with its group, to one whose id is too long"
@@ -83,7 +92,7 @@ def next_head(place: Place, head: State[Any] | None, latest_id: str, touched_id:
     over, and is not the parent of the state's change once anything has deleted the head, rolled it back, merged or
     imported it. From then on it is None, and nothing is proven any more.
     """
-    before: Document = {} if head is None else head.value
+    before: Document = {} if head is None else told(head)
     over = "" if head is None else head.change_id if _is_own(head) else None
     return head_document(place, latest_id) | {"newest": max(touched_id, before.get("newest", "")), "over": over}
 
@@ -95,7 +104,7 @@ def is_first(head: State[Any] | None, checkpoint_id: str) -> bool:
 
 def _is_own(head: State[Any]) -> bool:
     """Return whether none but savers have written the head since there is one."""
-    return bool(head.value.get("over") == (head.parent_change_id or ""))
+    return bool(told(head).get("over") == (head.parent_change_id or ""))
 
 
 def checkpoint_document(

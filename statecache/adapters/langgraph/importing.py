@@ -3,9 +3,9 @@
 Every checkpoint is read as the other checkpointer gives it and put under its own id, a thread's oldest first, with its
 parent, its metadata and its pending writes. What is there already is passed over, so an import that was cut off, or is
 made again later, puts what is missing; the latest checkpoint of a thread never becomes an earlier one. Pending writes
-that were replaced there since, as by the next question of a node that asks several, are replaced here, unless the run
-was gone on with here. What was deleted here stays deleted. A thread of which something is left alone is named, and one
-that cannot be taken in, and those after it are taken in.
+that were replaced there since, as by the next question of a node that asks several, are replaced here. Of a thread that
+was gone on with here, rolled back or deleted nothing more is put. A thread of which something is left alone is named,
+and one that cannot be taken in, and those after it are taken in.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 import psycopg
@@ -24,19 +25,18 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from redis.exceptions import RedisError
 
 from statecache import ConfigurationError, Position, PostgresUnavailable, StateCacheError, UsageError
-from statecache.adapters.imported import IMPORT, REFUSED, why
+from statecache.adapters.imported import REFUSED, why
+from statecache.adapters.langgraph.left_alone import Here, Importing, LeftAlone, Source
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.saver import StateCacheSaver
-from statecache.adapters.plans import Plan, call, for_reason, level
+from statecache.adapters.plans import Plan, call, level
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from statecache import State
-    from statecache.adapters.clients import Clients
 
-T = TypeVar("T")
 _NEXT = """
 SELECT thread_id, checkpoint_ns, checkpoint_id FROM checkpoints
 WHERE (thread_id, checkpoint_ns, checkpoint_id) > (%s, %s, %s) ORDER BY 1, 2, 3 LIMIT 1000
@@ -45,13 +45,6 @@ _PATHS = """
 SELECT DISTINCT task_id, task_path FROM checkpoint_writes
 WHERE (thread_id, checkpoint_ns, checkpoint_id) = (%s, %s, %s)
 """
-
-
-class Source(Protocol):
-    """Where checkpoints are read: another checkpointer, or what reads for one."""
-
-    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint that is named, with its pending writes; None where it is gone."""
 
 
 @runtime_checkable
@@ -80,12 +73,13 @@ def import_checkpoints(
 
     `progress` is told how many it has gone through. One that is gone meanwhile is passed over.
     """
-    done, serde, importing = ImportedThreads(), target.serde, copy(target)
-    importing._clients = _Importing(target._clients)  # type: ignore[assignment]
+    done, serde = ImportedThreads(), target.serde
     for thread_id, thread in groupby(configs, key=lambda one: one["configurable"]["thread_id"]):
         done.threads += 1
-        gone = _Gone(target)
+        importing = copy(target)
+        importing._clients = plans = Importing(target._clients)  # type: ignore[assignment]
         try:
+            here = Here(thread_id, target, plans, source, partial(_has_more, serde=serde))
             for config in thread:
                 found = source.get_tuple(config)
                 if found is None:
@@ -93,11 +87,11 @@ def import_checkpoints(
                 there = target.get_tuple(found.config)
                 if there is not None and not _written(found, serde) - _written(there, serde):
                     done.same += 1
-                elif gone.names(found.config) if there is None else not _is_as_imported(target, found.config):
+                elif here.leaves_alone(found.config, is_there=there is not None) or not (
+                    dry_run or _is_put(found, source, importing, here, is_there=there is not None)
+                ):
                     done.kept += [] if thread_id in done.kept[-1:] else [thread_id]
                 else:
-                    if not dry_run:
-                        _put(found, source, importing, is_there=there is not None)
                     done.written += 1
                 progress(done.same + done.written)
             if not dry_run:
@@ -110,43 +104,6 @@ def import_checkpoints(
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             done.failed[thread_id] = f"its values cannot be read, or not be written: {reason}"
     return done
-
-
-class _Importing:
-    """Carries out plans whose changes say that an import has made them."""
-
-    def __init__(self, clients: Clients) -> None:
-        self._clients = clients
-
-    def run(self, plan: Plan[T]) -> T:
-        """Carry out a plan for a caller who waits."""
-        return self._clients.run(for_reason(plan, IMPORT))
-
-
-class _Gone:
-    """Which checkpoints of a thread were deleted here."""
-
-    def __init__(self, target: StateCacheSaver) -> None:
-        self._target = target
-        self._heads: dict[str, State[Any]] = {}
-
-    def names(self, config: RunnableConfig) -> bool:
-        """Return whether a checkpoint that is not there was deleted, or what its thread's namespace held."""
-        place = Place(config["configurable"]["thread_id"], config["configurable"]["checkpoint_ns"])
-        head = self._heads.get(place.checkpoint_ns)
-        if head is None:
-            head = self._heads[place.checkpoint_ns] = self._read(place.head)
-        if head.version == 0 or _is_deleted(head):
-            return head.version > 0
-        return _is_deleted(self._read(place.checkpoint(config["configurable"]["checkpoint_id"])))
-
-    def _read(self, name: str) -> State[Any]:
-        state: State[Any] = self._target._clients.run(call("get", name, default=None, read="primary"))
-        return state
-
-
-def _is_deleted(state: State[Any]) -> bool:
-    return state.version > 0 and not state.change_id
 
 
 class PostgresCheckpoints:
@@ -208,6 +165,16 @@ def _config(thread_id: str, checkpoint_ns: str, checkpoint_id: str | None = None
     return {"configurable": named | ({"checkpoint_id": checkpoint_id} if checkpoint_id else {})}
 
 
+def _is_put(found: CheckpointTuple, source: Source, target: StateCacheSaver, here: Here, *, is_there: bool) -> bool:
+    """Put a checkpoint with its writes, and return whether nobody has gone on with the thread meanwhile."""
+    try:
+        _put(found, source, target, is_there=is_there)
+    except LeftAlone:
+        here.note_left_alone()
+        return False
+    return True
+
+
 def _put(found: CheckpointTuple, source: Source, target: StateCacheSaver, *, is_there: bool) -> None:
     """Put a checkpoint as it was put when it was new, and what tasks have written at it."""
     thread_id, namespace = (found.config["configurable"][name] for name in ("thread_id", "checkpoint_ns"))
@@ -256,11 +223,6 @@ def _written(one: CheckpointTuple, serde: SerializerProtocol) -> Counter[tuple[s
     )
 
 
-def _is_as_imported(target: StateCacheSaver, config: RunnableConfig) -> bool:
-    """Return whether an import has written last at a checkpoint: nobody has gone on from it here."""
-    place = Place(config["configurable"]["thread_id"], config["configurable"]["checkpoint_ns"])
-    checkpoint_id, run = config["configurable"]["checkpoint_id"], target._clients.run
-    states = run(call("list", place.writes_of(checkpoint_id), values=False))
-    names = [place.checkpoint(checkpoint_id), *(state.key.partition("/")[2] for state in states)]
-    newest = [run(call("history", name, limit=1, reverse=True)) for name in names]
-    return all(change.reason == IMPORT for changes in newest for change in changes)
+def _has_more(one: CheckpointTuple, other: CheckpointTuple | None, serde: SerializerProtocol) -> bool:
+    """Return whether tasks have written at a checkpoint what they have not at another one."""
+    return bool(_written(one, serde) - _written(other, serde) if other is not None else one.pending_writes)

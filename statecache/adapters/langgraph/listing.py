@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache.adapters.langgraph.documents import Document, holds_checkpoint, is_told, own
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
+from statecache.adapters.langgraph.own_states import is_own, name_of, own_among
 from statecache.adapters.langgraph.pieces import pieces_of
 from statecache.adapters.langgraph.reading import document_of, loaded
 from statecache.adapters.langgraph.values import Serde, contains, is_plain
@@ -109,7 +110,7 @@ class _Pages:
         )
         self._ended = len(states) < limit
         self._after = name_of(states[-1].key) if states else None
-        return [own(state) for state in states if self._query.meets(state.value)]
+        return [own(state) for state in own_among(states) if self._query.meets(state.value)]
 
     def _over_places(self) -> Plan[list[Document]]:
         if self._names is None:
@@ -133,11 +134,6 @@ class _Pages:
         return sorted(names, key=lambda name: segment_of(name).encode())
 
 
-def name_of(key: str) -> str:
-    """Return a key's name within its namespace."""
-    return key.partition("/")[2]
-
-
 def segment_of(name: str) -> str:
     """Return the last segment of a checkpoint's name, by which the newest is the first."""
     return name.rpartition("/")[2]
@@ -145,4 +141,4 @@ def segment_of(name: str) -> str:
 
 def checkpoints_among(names: Iterable[str]) -> list[str]:
     """Return those of the names that are of checkpoints."""
-    return [name for name in names if name.split("/")[1:2] == ["cp"]]
+    return [name for name in names if name.split("/")[1:2] == ["cp"] and is_own(name)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from statecache.adapters.langgraph.documents import Document, holds_checkpoint, own, place_of, tuple_of
+from statecache.adapters.langgraph.documents import Document, holds_checkpoint, own, place_of, told, tuple_of
 from statecache.adapters.langgraph.pieces import packed_values
 from statecache.adapters.langgraph.writing import all_writes, elsewhere
 from statecache.adapters.plans import Plan, call
@@ -50,7 +50,7 @@ def latest(place: Place, recent: Recent) -> Plan[Document | None]:
         name = place.checkpoint(known.value["checkpoint_id"])
         found = yield from call("get_many", [place.head, name], read="primary")
         head, state = found[place.head], found[name]
-        same = head is not None and head.value["checkpoint_id"] == known.value["checkpoint_id"]
+        same = head is not None and told(head)["checkpoint_id"] == known.value["checkpoint_id"]
         if same and state is not None and holds_checkpoint(state.value):
             return own(state)
         known = head

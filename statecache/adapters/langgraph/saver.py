@@ -177,7 +177,7 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
     # Threads.
 
     def delete_thread(self, thread_id: str) -> None:
-        """Delete all of a thread. What its states once held stays in their history: `erase` of its group ends that."""
+        """Delete all of a thread. Its named checkpoints and what it once held stay: `erase` of its group ends that."""
         self._clients.run(threads.delete_thread(Place(thread_id).thread))
 
     async def adelete_thread(self, thread_id: str) -> None:

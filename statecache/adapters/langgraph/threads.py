@@ -12,9 +12,10 @@ from contextlib import suppress
 from typing import Any
 
 from statecache import Delete, NotFound, Set, State, VersionConflict
-from statecache.adapters.langgraph.documents import Document, holds_checkpoint, next_head, own, place_of
-from statecache.adapters.langgraph.listing import checkpoints_among, name_of, segment_of
+from statecache.adapters.langgraph.documents import Document, holds_checkpoint, next_head, own, place_of, told
+from statecache.adapters.langgraph.listing import checkpoints_among, segment_of
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
+from statecache.adapters.langgraph.own_states import name_of, own_states
 from statecache.adapters.langgraph.pieces import packed_values
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, Draft, commit
 from statecache.adapters.langgraph.reading import document_of, latest, writes_of
@@ -28,9 +29,9 @@ _MOVED = (VersionConflict, NotFound)
 
 
 def delete_thread(thread: str) -> Plan[None]:
-    """Delete all states of a thread, which is given as its segment."""
+    """Delete all states of a thread, which is given as its segment, but what the library keeps beside them."""
     for attempt in range(ATTEMPTS_MAX):
-        states: list[State[Any]] = yield from call("list", f"{thread}/", values=False)
+        states = yield from own_states(f"{thread}/", values=False)
         deletes = {name_of(state.key): Delete(name_of(state.key), expected=state) for state in states}
         heads = [name for name in deletes if name.startswith(f"{thread}/head/")]
         first = [deletes.pop(name) for name in heads]
@@ -65,16 +66,16 @@ def drop(place: Place, doomed: set[str]) -> Plan[None]:
     """Delete checkpoints by the last segments of their names, and move the head to the latest of those that stay."""
     for attempt in range(ATTEMPTS_MAX):
         head: State[Any] | None = yield from call("get", place.head, read="primary")
-        states: list[State[Any]] = yield from call("list", place.checkpoints, values=False)
+        states = yield from own_states(place.checkpoints, values=False)
         gone = [state for state in states if segment_of(state.key) in doomed]
         stay = [name_of(state.key) for state in states if segment_of(state.key) not in doomed]
-        writes = yield from call("list", place.writes, values=False)
+        writes = yield from own_states(place.writes, values=False)
         gone += [state for state in writes if state.key.split("/")[-3] in doomed]
         steps: list[Any] = [Delete(name_of(state.key), expected=state) for state in gone]
-        if head is not None and checkpoint_segment(head.value["checkpoint_id"]) in doomed:
+        if head is not None and checkpoint_segment(told(head)["checkpoint_id"]) in doomed:
             newest = yield from _newest(stay)
             if newest is None:
-                channels = yield from call("list", place.channels, values=False)
+                channels = yield from own_states(place.channels, values=False)
                 steps += [Delete(name_of(state.key), expected=state) for state in channels]
                 steps = [Delete(place.head, expected=head), *steps]
             else:
@@ -103,7 +104,7 @@ def keep_latest(thread: str, recent: Recent) -> Plan[None]:
     A delta channel has no value of its own in most checkpoints: it is made of a snapshot in one of the ancestors and of
     the writes since. So these ancestors stay.
     """
-    heads: list[State[Any]] = yield from call("list", f"{thread}/head/")
+    heads = yield from own_states(f"{thread}/head/")
     for head in heads:
         place = place_of(own(head))
         document = yield from latest(place, recent)
@@ -112,7 +113,7 @@ def keep_latest(thread: str, recent: Recent) -> Plan[None]:
         chain = yield from _needed(place, document)
         kept = {checkpoint_segment(one["checkpoint_id"]) for one in chain}
         newest = checkpoint_segment(document["checkpoint_id"])
-        states = yield from call("list", place.checkpoints, after=place.checkpoints + newest, values=False)
+        states = yield from own_states(place.checkpoints, after=place.checkpoints + newest, values=False)
         yield from drop(place, {segment_of(state.key) for state in states} - kept)
         yield from _cut(place, chain[-1])
 

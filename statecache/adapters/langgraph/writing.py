@@ -23,6 +23,7 @@ from statecache.adapters.langgraph.documents import (
     next_head,
     own,
 )
+from statecache.adapters.langgraph.own_states import own_states
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX
 from statecache.adapters.langgraph.values import PIECE_BYTES_MAX, refuse_oversized
 from statecache.adapters.plans import Declined, Plan, call, together
@@ -176,7 +177,7 @@ def _put_task_elsewhere(place: Place, checkpoint_id: str, task_id: str, writes: 
     found: dict[str, State[Any]] = {}
     for attempt in range(ATTEMPTS_MAX):
         if attempt:
-            states = yield from call("list", stem)
+            states = yield from own_states(stem)
             found = {stem + state.key.rpartition("/")[2]: state for state in states}
         both = merged(gathered(state.value for state in found.values()), writes)
         if both is None:
@@ -195,7 +196,7 @@ def _put_task_elsewhere(place: Place, checkpoint_id: str, task_id: str, writes: 
 
 def elsewhere(place: Place, checkpoint_id: str) -> Plan[list[Document]]:
     """Return the writes of a checkpoint that stand in states of their own."""
-    states = yield from call("list", place.writes_of(checkpoint_id))
+    states = yield from own_states(place.writes_of(checkpoint_id))
     tasks: dict[str, list[State[Any]]] = {}
     for state in states:
         tasks.setdefault(state.key.rpartition("/")[0], []).append(state)
