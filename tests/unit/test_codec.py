@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statecache.codec import CODECS_MAX, Codec, codec_for
 from statecache import State
+from statecache.codec import CODECS_MAX, Codec, codec_for
 from statecache.errors import CodecError, UsageError
 from statecache.model import Encoding
 from tests.support.sample_values import (
@@ -277,7 +277,8 @@ def test_codecs_are_kept_even_of_unhashable_types_and_not_without_end() -> None:
 
 def test_a_state_in_place_of_its_value_is_refused() -> None:
     state = State(
-        key=KEY, value=1, epoch=1, version=1, change_id="a", parent_change_id="", position=None, updated_at=AWARE, writer="w"
+        key=KEY, value=1, epoch=1, version=1, change_id="a", parent_change_id="", position=None, updated_at=AWARE,
+        writer="w",
     )  # fmt: skip
     with pytest.raises(CodecError, match="it is a State; write its value"):
         stored(state)
