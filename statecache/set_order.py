@@ -21,6 +21,7 @@ Write = Callable[[Any], bytes]
 _UNKNOWN = object()
 _LEAVES = frozenset({str, int, float, bool, type(None), bytes})
 _SHAPES = frozenset({set, dict, tuple})
+_LISTS = frozenset({list, tuple})
 
 
 def in_order(value: Any, write: Write, got: Any = _UNKNOWN) -> Any:
@@ -41,11 +42,13 @@ def _in_order(value: Any, write: Write, got: Any) -> Any:
     if shape is set:
         return sorted([_in_order(member, write, _UNKNOWN) for member in value], key=write) if value else value
     if shape is dict:
-        likes = got.values() if got.__class__ is dict else repeat(_UNKNOWN)
+        is_alike = got.__class__ is dict and [*value] == [*got]  # an heir may be iterated otherwise than it is encoded
+        likes = got.values() if is_alike else repeat(_UNKNOWN)
         changed = _changed(zip(value, value.values(), likes, strict=False), write)
         return {**value, **changed} if changed else value
     if shape is tuple:
-        changed = _changed(zip(count(), value, got if got.__class__ is list else repeat(_UNKNOWN), strict=False), write)
+        likes = got if got.__class__ is list and value.__class__ in _LISTS else repeat(_UNKNOWN)
+        changed = _changed(zip(count(), value, likes, strict=False), write)
         return [changed.get(at, part) for at, part in enumerate(value)] if changed else value
     changed = _changed(((name, getattr(value, name, None), _UNKNOWN) for name in _fields_of(value.__class__)), write)
     return _copied(value, changed) if changed else value

@@ -222,7 +222,8 @@ class StateCache(Namespace[Any]):
         give the leases back, wait until Postgres holds what was acknowledged to this client, and return what is left.
         Without `drain`, return None.
         """
-        self._runtime.check_place()
+        if not self._runtime.in_flight.closed:
+            self._runtime.check_place()
         seconds, begun = _AT_SHUTDOWN_S if drain is None else checked_drain(drain), monotonic()
         try:
             if not self._runtime.in_flight.closing:

@@ -207,19 +207,25 @@ async def _keep(
 async def _done(
     loop: asyncio.AbstractEventLoop, given_up: asyncio.Event, users: weakref.WeakSet[asyncio.Task[Any]]
 ) -> None:
-    """Wait, for a while, until no task uses a client any more, or one gives it up."""
-    waiting = [loop.create_task(given_up.wait()), loop.create_task(_unused(users, loop.create_future()))]
+    """Wait, for a while, until no task uses a client any more, or one gives it up.
+
+    Tasks that live and are not cancelled are none of an event loop that ends: one of them may wait for this.
+    """
+    bystanders = {one for one in users if not one.cancelling()}
+    waiting = [loop.create_task(given_up.wait()), loop.create_task(_unused(users, bystanders, loop.create_future()))]
     await asyncio.wait(waiting, timeout=_ENDING_S_MAX, return_when=asyncio.FIRST_COMPLETED)
     for one in waiting:
         one.cancel()
     await asyncio.wait(waiting)
 
 
-async def _unused(users: weakref.WeakSet[asyncio.Task[Any]], never: asyncio.Future[None]) -> bool:
-    """Wait until no task uses a client, nor begins to within some turns of its event loop."""
+async def _unused(
+    users: weakref.WeakSet[asyncio.Task[Any]], bystanders: set[asyncio.Task[Any]], never: asyncio.Future[None]
+) -> bool:
+    """Wait until no task but bystanders uses a client, nor begins to within some turns of its event loop."""
     turns = 0
     while turns < _IDLE_TURNS:
-        left: list[asyncio.Future[Any]] = [one for one in users if not one.done()]
+        left: list[asyncio.Future[Any]] = [one for one in users - bystanders if not one.done()]
         await asyncio.wait(left or [never], timeout=None if left else 0)
         turns = 0 if left else turns + 1
     return True

@@ -346,3 +346,4 @@ def test_in_another_event_loop_it_is_refused_and_closes_nothing(settings: Settin
         second.run(closed())
         first.run(written())
         first.run(client.close())
+        second.run(client.close())  # which it is already

@@ -216,3 +216,28 @@ def test_who_closes_what_is_used_as_its_event_loop_ends_is_not_waited_for(
     asyncio.run(program())
     assert tasks[0].exception() is None
     assert len(closed) == 1
+
+
+def test_who_cancels_all_others_and_waits_for_them_is_not_waited_for(
+    closed: list[asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_loops, "_ENDING_S_MAX", 1000)
+    clients = Clients(Settings(), "n", {}, of="store", awaited="aget")
+
+    async def works() -> None:
+        await _made_here(clients)
+        await asyncio.Event().wait()
+
+    async def program() -> None:
+        await _made_here(clients)
+        working = asyncio.create_task(works())
+        await asyncio.sleep(0)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert working in others
+        for one in others:
+            one.cancel()
+        async with asyncio.timeout(10):
+            await asyncio.gather(*others, return_exceptions=True)
+        assert len(closed) == 1
+
+    asyncio.run(program())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -110,3 +111,9 @@ def test_an_heir_of_a_set_is_stored_as_one() -> None:
 def test_what_is_left_out_as_a_default_stays_so() -> None:
     assert codec_for(Tagged).encode(Tagged(), key="a/1", bytes_max=1000)[0] == b"{}"
     assert codec_for(Tagged).encode(Tagged({8, 0}), key="a/1", bytes_max=1000)[0] == b'{"myTags":[0,8]}'
+
+
+def test_a_dictionary_that_is_iterated_otherwise_than_it_is_encoded_is_looked_through() -> None:
+    value = OrderedDict[str, Any](short=[1], long=[1, 2, {8, 0}])
+    value.move_to_end("short")
+    assert codec_for(Any).encode(value, key="a/1", bytes_max=1000)[0] == b'{"long":[1,2,[0,8]],"short":[1]}'
