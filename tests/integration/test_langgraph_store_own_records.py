@@ -61,7 +61,7 @@ async def test_a_namespace_goes_back_to_its_named_point(store: StateCacheStore, 
     for number in range(COUNT):
         await store.adelete(ADA, f"k{number}")
     await store.aput(ADA, "new", {"n": 9})
-    await cache.rollback(store.group_of(ADA), "one", group=True, durability="memory")
+    await cache.rollback(store.group_of(ADA), "all-one", group=True, durability="memory")
     assert sorted([one.key for one in await store.asearch(ADA) if one.namespace == ADA]) == [
         f"k{number}" for number in range(COUNT)
     ]
