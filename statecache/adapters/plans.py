@@ -47,6 +47,10 @@ class Level:
 Asked = Call | Together | Level
 Plan = Generator[Asked, Any, T]
 Listing = Generator[Asked | Found, Any, None]
+DOCUMENT = dict[str, Any]
+"""The type that a plan lists with what adapters keep, where the library keeps records of its own between: the named
+checkpoints `KEY/checkpoints/LABEL` and the steps `KEY/steps/NAME`. A listing with a type passes over these, wherever
+they are, so pages and limits count what adapters keep alone."""
 _YIELDING = ("history", "list")
 _TELLING = ("commit", "create", "set", "update")
 """Verbs that write and take a reason."""

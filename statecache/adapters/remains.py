@@ -2,12 +2,19 @@
 
 The commit that deletes the head is the first, so nobody sees the pages that remain, and who deletes the same again
 finds no head. That is when they are looked for: a conversation that is there is deleted without a look.
+
+Pages are told by their names, `[LOG/]NUMBER` below the head. What else stands there is no part of the conversation: a
+named checkpoint of a page, by which it can be gone back to, or a step of a run.
 """
 
 from __future__ import annotations
 
+import re
+
 from statecache import PostgresUnavailable
 from statecache.adapters.plans import Plan, call
+
+_page = re.compile("(?:[0-9a-f]+/)?[0-9]{6,}").fullmatch
 
 
 def remains(below: str) -> Plan[list[str]]:
@@ -16,7 +23,8 @@ def remains(below: str) -> Plan[list[str]]:
         states = yield from call("list", below, values=False)
     except PostgresUnavailable:
         return []
-    return [state.key.partition("/")[2] for state in states]
+    names = [state.key.partition("/")[2] for state in states]
+    return [name for name in names if _page(name.removeprefix(below))]
 
 
 def delete_remains(head: str, below: str, reason: str) -> Plan[None]:

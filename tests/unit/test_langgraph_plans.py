@@ -152,6 +152,39 @@ def test_a_copy_of_a_large_thread_that_was_cut_off_is_finished_by_another() -> N
             assert [*checkpoints_of(view, Query(Place("43")))] == [two, one]
 
 
+@pytest.mark.parametrize(("before", "now"), [(0, False), (True, 1), (1, 1.0)])
+def test_a_copy_has_a_value_that_python_finds_equal_to_the_parents(before: Any, now: Any) -> None:
+    """At the same version, as whoever puts with versions of their own may have it."""
+    one, two = checkpoint({"a": before}), checkpoint({"a": now})
+    with memory() as cache:
+        view = cache.namespace("langgraph")
+        run(view, put(PLACE, None, one, METADATA, {"a": 1}, SERDE, Recent()))
+        run(view, put(PLACE, one["id"], two, METADATA, {"a": 1}, SERDE, Recent()))
+        run(view, copy_thread(PLACE.thread, "43", Recent()))
+        found = [run(view, get_tuple(place, None, SERDE, Recent())) for place in (PLACE, Place("43"))]
+    assert [repr(each.checkpoint["channel_values"]["a"]) for each in found if each] == [repr(now)] * 2
+
+
+@pytest.mark.parametrize(("before", "now"), [(0, False), (True, 1), (1, 1.0)])
+@pytest.mark.parametrize("tasks", [1, 12])
+def test_an_answer_that_python_finds_equal_to_the_one_before_takes_its_place(before: Any, now: Any, tasks: int) -> None:
+    """In the checkpoint's own state, and in those of tasks."""
+    one, recent = checkpoint(), Recent()
+    with memory() as cache:
+        view = cache.namespace("langgraph")
+        run(view, put(PLACE, None, one, METADATA, {}, SERDE, recent))
+        for value in (before, now):
+            names = [f"{number:02}" for number in range(tasks)]
+            written = {name: write_documents([("__resume__", value)], name, "", SERDE) for name in names}
+            run(view, put_writes(PLACE, one["id"], written, recent))
+        found = run(view, get_tuple(PLACE, None, SERDE, Recent()))
+        change_ids = [state.change_id for state in view.list(values=False)]
+        run(view, put_writes(PLACE, one["id"], written, Recent()))
+        assert [state.change_id for state in view.list(values=False)] == change_ids
+    assert found is not None
+    assert [repr(value) for _, _, value in found.pending_writes or ()] == [repr(now)] * tasks
+
+
 def test_a_put_gives_up_where_others_never_do() -> None:
     def move(view: Any) -> None:
         view.set(PLACE.head, head_document(PLACE, "0"))

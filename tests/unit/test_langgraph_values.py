@@ -128,6 +128,16 @@ def test_a_write_that_is_there_stays_and_one_to_a_channel_of_langgraphs_own_repl
     assert merged(known, [write("u", 0)]) == [*known, write("u", 0)]
 
 
+@pytest.mark.parametrize(("one", "other"), [(0, False), (1, True), (1, 1.0), ([{"a": 0}], [{"a": False}])])
+def test_a_write_that_replaces_one_is_another_where_python_finds_them_equal(one: Any, other: Any) -> None:
+    for before, now in ((one, other), (other, one)):
+        known = [write("t", 0, value=before), write("t", -1, value=before)]
+        (_, replaced) = merged(known, [write("t", -1, value=now)]) or known
+        assert repr(replaced["value"]) == repr(now)
+        assert merged(known, [write("t", -1, value=before)]) is None
+        assert merged(known, [write("t", 0, value=now)]) is None
+
+
 def test_writes_are_in_the_order_in_which_a_run_applies_them() -> None:
     writes = [write("a", 1, path="~2"), write("b", 0, path="~1"), write("a", 0, path="~2"), write("c", 0)]
     assert [(one["task_id"], one["idx"]) for one in in_order(writes)] == [("c", 0), ("b", 0), ("a", 0), ("a", 1)]

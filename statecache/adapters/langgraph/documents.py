@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
 
 from statecache import CodecError, UsageError
+from statecache.adapters.items import same
 from statecache.adapters.langgraph.names import Place, place_at
 from statecache.adapters.langgraph.values import Form, Serde, packed_of, split
 from statecache.adapters.segments import spelled_out
@@ -157,7 +158,11 @@ def merged(known: Iterable[Document], more: Iterable[Document]) -> list[Document
         place = one["task_id"], one["idx"]
         if one["idx"] < 0 or place not in found:
             found[place] = one
-    return None if found == before else [*found.values()]
+    if found == before:  # Python takes 0 for false, so those that replace others are compared as JSON too
+        others = ((one, before[place]) for place, one in found.items() if one is not before[place])
+        if all(same(one, other) for one, other in others):
+            return None
+    return [*found.values()]
 
 
 def in_order(writes: Iterable[Document]) -> list[Document]:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from statecache import Delete, NotFound, Set, State, VersionConflict
+from statecache.adapters.items import same
 from statecache.adapters.langgraph.documents import Document, holds_checkpoint, next_head, own, place_of, told
 from statecache.adapters.langgraph.listing import checkpoints_among, segment_of
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
@@ -183,7 +184,8 @@ def _copy_values(document: Document, target: Place, recent: Recent) -> Plan[None
     changed: dict[str, Packed] = {}
     kept: dict[str, Any] = {}
     for channel, packed in values.items():
-        if document["channel_values"][channel] == before.get(channel):
+        form, known = document["channel_values"][channel], before.get(channel)
+        if form == known and same(form, known):
             kept[channel] = lambda packed=packed: packed
         else:
             changed[channel] = packed

@@ -170,8 +170,11 @@ def _get(key: str, collection: str, read: ReadMode) -> Plan[dict[str, Any] | Non
 
 
 def _get_all(collection: str) -> Plan[dict[str, dict[str, Any]]]:
-    states: list[State[Any]] = yield from call("list", f"{_collection(collection)}/kv/")
-    return dict(map(_told, states))
+    """Return the values of a collection; what stands below one, as its named checkpoints, is none."""
+    prefix = f"{_collection(collection)}/kv/"
+    states: list[State[Any]] = yield from call("list", prefix)
+    own = [state for state in states if state.key.count("/") == prefix.count("/") + 1]
+    return dict(map(_told, own))
 
 
 def _delete(key: str, collection: str) -> Plan[bool]:

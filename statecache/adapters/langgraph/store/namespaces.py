@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from statecache.adapters.langgraph.store.documents import namespace
 from statecache.adapters.langgraph.store.filters import refuse_negative
 from statecache.adapters.langgraph.store.names import Labels, beyond_group, group_of, namespace_of, range_of
-from statecache.adapters.plans import Plan, call
+from statecache.adapters.plans import DOCUMENT, Plan, call
 
 if TYPE_CHECKING:
     from langgraph.store.base import ListNamespacesOp, MatchCondition
@@ -38,7 +38,7 @@ def _namespaces(prefix: Labels) -> Plan[set[Labels]]:
     after = bounds.after
     while True:
         states: list[State[Any]] = yield from call(
-            "list", bounds.prefix, after=after, before=bounds.before, values=False, limit=_PAGE
+            "list", bounds.prefix, type=DOCUMENT, after=after, before=bounds.before, values=False, limit=_PAGE
         )
         for name in dict.fromkeys(group_of(state) for state in states):
             spelled = namespace_of(name) or (yield from _namespace_within(name))
@@ -51,7 +51,7 @@ def _namespaces(prefix: Labels) -> Plan[set[Labels]]:
 
 def _namespace_within(name: str) -> Plan[Labels | None]:
     """Return the namespace that an item of it says, where its name is too long to say it."""
-    for state in (yield from call("list", f"{name}/", limit=1)):
+    for state in (yield from call("list", f"{name}/", type=DOCUMENT, limit=1)):
         return namespace(state)
     return None
 

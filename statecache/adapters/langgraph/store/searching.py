@@ -18,7 +18,7 @@ from statecache.adapters.langgraph.store.filters import Wanted, refuse_negative
 from statecache.adapters.langgraph.store.items import renew
 from statecache.adapters.langgraph.store.names import range_of
 from statecache.adapters.langgraph.store.vectors import has_vectors, has_zeros
-from statecache.adapters.plans import Plan, call
+from statecache.adapters.plans import DOCUMENT, Plan, call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,13 +51,14 @@ class Search:
 
     def states(self, order: str, limit: int) -> Plan[list[State[Document]]]:
         """Return the first states that Postgres takes for what is meant."""
-        return call(
-            "list", self.range.prefix, **self.range.options(), where=self.wanted.where, order=order, limit=limit
-        )
+        return call("list", self.range.prefix, **self._options(), order=order, limit=limit)
 
     def nearest(self, vector: Sequence[float], limit: int) -> Plan[list[Scored[Document]]]:
         """Return the items of what Postgres takes for what is meant whose vectors are the nearest to one."""
-        return call("nearest", vector, self.range.prefix, **self.range.options(), where=self.wanted.where, limit=limit)
+        return call("nearest", vector, self.range.prefix, **self._options(), limit=limit)
+
+    def _options(self) -> dict[str, Any]:
+        return {**self.range.options(), "where": self.wanted.where, "type": DOCUMENT}
 
 
 def search_items(search: Search, vector: Sequence[float] | None) -> Plan[list[SearchItem]]:
