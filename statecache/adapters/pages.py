@@ -91,7 +91,7 @@ def converted(state: State[Any], kind: type[Any], what: str) -> Any:
     try:
         return msgspec.convert(state.value, kind)
     except msgspec.ValidationError as error:
-        raise CodecError(key=state.key, reason=f"it is no {what}: {error}") from None
+        raise CodecError(key=state.key, verb="decoded", reason=f"it is no {what}: {error}") from None
 
 
 def read_page(state: State[Any]) -> Page:

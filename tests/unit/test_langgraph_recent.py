@@ -9,7 +9,7 @@ import pytest
 
 from statecache import State
 from statecache.adapters.langgraph import recent as module
-from statecache.adapters.langgraph.documents import is_first, next_head
+from statecache.adapters.langgraph.documents import head_document, is_first, next_head
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.recent import CHANNELS_MAX, PLACES_MAX, Latest, PieceName, Recent
 
@@ -87,4 +87,4 @@ def test_a_head_proves_nothing_once_something_else_has_written_it() -> None:
     after = state(next_head(PLACE, back, "8", "8"), version=4)
     assert not is_first(after, "9")
     assert not is_first(state(next_head(PLACE, None, "5", "5"), version=3), "9")
-    assert not is_first(state({"checkpoint_id": "5"}, version=1), "9")
+    assert not is_first(state(head_document(PLACE, "5"), version=1), "9")

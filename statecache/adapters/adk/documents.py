@@ -221,7 +221,7 @@ def event_of(data: Any, place: Place) -> Event:
     try:
         return Event.model_validate(data)
     except ValidationError as error:
-        raise CodecError(key=place.head, reason=f"it holds what is no event: {error}") from error
+        raise CodecError(key=place.head, verb="decoded", reason=f"it holds what is no event: {error}") from error
 
 
 def appended(place: Place, found: Found, events: Sequence[Kept], head: Head, bytes_max: int) -> list[Set]:

@@ -172,7 +172,8 @@ def _shared(data: Any, name: str) -> Shared:
     try:
         return msgspec.convert(data, Shared)
     except msgspec.ValidationError as error:
-        raise CodecError(key=name, reason=f"it is no state of an app or of a user of ADK: {error}") from None
+        reason = f"it is no state of an app or of a user of ADK: {error}"
+        raise CodecError(key=name, verb="decoded", reason=reason) from None
 
 
 def _data(shared: Shared) -> Any:

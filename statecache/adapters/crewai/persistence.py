@@ -115,7 +115,8 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
         try:
             return given(state.value["state"]), PendingFeedbackContext.from_dict(given(state.value["context"]))
         except (TypeError, KeyError) as error:
-            raise CodecError(key=state.key, reason=f"it holds no pending feedback: {error!r}") from error
+            reason = f"it holds no pending feedback: {error!r}"
+            raise CodecError(key=state.key, verb="decoded", reason=reason) from error
 
     def clear_pending_feedback(self, flow_uuid: str) -> None:
         """Forget what a flow waited for; where it waited for nothing, do nothing."""

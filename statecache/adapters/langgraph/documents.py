@@ -48,7 +48,7 @@ def told(state: State[Any]) -> Document:
     document = state.value
     names = ("thread_id", "checkpoint_ns", "checkpoint_id")
     if not isinstance(document, dict) or not all(isinstance(document.get(name), str) for name in names):
-        raise CodecError(key=state.key, reason="it is no head or checkpoint of LangGraph's threads")
+        raise CodecError(key=state.key, verb="decoded", reason="it is no head or checkpoint of LangGraph's threads")
     return document
 
 

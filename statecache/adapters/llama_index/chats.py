@@ -120,7 +120,7 @@ def message_of(data: Any, place: Place) -> ChatMessage:
     try:
         return ChatMessage.model_validate(data)
     except ValidationError as error:
-        raise CodecError(key=place.head, reason=f"it holds what is no message: {error}") from error
+        raise CodecError(key=place.head, verb="decoded", reason=f"it holds what is no message: {error}") from error
 
 
 def messages_of(place: Place) -> Plan[list[ChatMessage]]:

@@ -185,5 +185,5 @@ def _told(state: State[Any]) -> tuple[str, dict[str, Any]]:
     """Return a key and its value, or raise CodecError where a state is of somebody else."""
     document = state.value
     if not isinstance(document, dict) or document.get("of") != OF or not document.keys() >= {"key", "value"}:
-        raise CodecError(key=state.key, reason="it is no value of a key-value store for LlamaIndex")
+        raise CodecError(key=state.key, verb="decoded", reason="it is no value of a key-value store for LlamaIndex")
     return str(given(document["key"])), given(document["value"])

@@ -105,7 +105,7 @@ def read(state: State[Any], kind: type[Any]) -> Any:
         return msgspec.convert(state.value, kind)
     except msgspec.ValidationError as error:
         reason = f"it is no {'record' if kind is Head else 'page'} of a conversation of Pydantic AI: {error}"
-        raise CodecError(key=state.key, reason=reason) from None
+        raise CodecError(key=state.key, verb="decoded", reason=reason) from None
 
 
 def line_of(entry: ConversationEntry, at: int) -> tuple[str, Kept]:
@@ -125,7 +125,9 @@ def entry_of(entry_id: str, line: Line, group: str) -> ConversationEntry:
     try:
         (message,) = ModelMessagesTypeAdapter.validate_python([given(line["message"])])
     except (ValidationError, KeyError) as error:
-        raise CodecError(key=group, path=f"$.entries.{entry_id}", reason=f"it is no message: {error}") from error
+        raise CodecError(
+            key=group, path=f"$.entries.{entry_id}", verb="decoded", reason=f"it is no message: {error}"
+        ) from error
     parent = None if line["parent"] is None else EntryId(line["parent"], group)
     return ConversationEntry(id=EntryId(entry_id, group), parent_id=parent, message=message, kind=line["kind"])
 
@@ -162,7 +164,7 @@ def record_of(state: State[Any], head: Head, conversation_id: str, group: str) -
         conversation = ConversationTypeAdapter.validate_python(carried)
         updated_at = msgspec.convert(head.updated_at, datetime)
     except (ValidationError, msgspec.ValidationError) as error:
-        raise CodecError(key=state.key, reason=f"it is no record of a conversation: {error}") from error
+        raise CodecError(key=state.key, verb="decoded", reason=f"it is no record of a conversation: {error}") from error
     return ConversationRecord(
         conversation_id=conversation_id,
         head_id=None if head.head_id is None else EntryId(head.head_id, group),
