@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -166,24 +167,36 @@ def test_a_thread_that_was_deleted_here_stays_so_with_the_graphs_in_it_that_were
 
 
 class _Before:
-    """A view on which something happens before the commit with that number."""
+    """A view on which something happens before the write with that number, or, of a transaction, before its end."""
 
-    def __init__(self, view: Any, at: int, happens: Callable[[], Any]) -> None:
-        self.view, self.left, self.happens = view, at, happens
+    def __init__(self, view: Any, at: int, happens: Callable[[], Any], *, ending: bool = False) -> None:
+        self.view, self.left, self.happens, self.ending = view, at, happens, ending
 
     def __getattr__(self, verb: str) -> Any:
-        if verb == "commit":
-            self.left -= 1
-            if self.left == -1:
-                self.happens()
+        if verb == "transaction" and self.ending:
+            return self._ended
+        if verb in ("commit", "create", "delete", "set", "transaction", "update"):
+            self._count()
         return getattr(self.view, verb)
 
+    @contextmanager
+    def _ended(self, *names: str, **options: Any) -> Iterator[Any]:
+        with self.view.transaction(*names, **options) as opened:
+            yield opened
+            self._count()
 
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == -1:
+            self.happens()
+
+
+@pytest.mark.parametrize("ending", [False, True])
 @pytest.mark.parametrize("at", range(3))
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("does", ["goes on", "deletes"])
-def test_an_agent_that_comes_before_a_commit_has_its_way(
-    sync_cache: StateCache, at: int, first: bool, does: str
+def test_an_agent_that_comes_before_a_write_has_its_way(
+    sync_cache: StateCache, at: int, first: bool, does: str, ending: bool
 ) -> None:
     """What it does after the import has looked, to a thread that is imported for the first time or again."""
     theirs, graph = InMemorySaver(), _asking("who?")
@@ -198,7 +211,7 @@ def test_an_agent_that_comes_before_a_commit_has_its_way(
         _edited(graph, agent, "HERE") if does == "goes on" else agent.delete_thread("t")
 
     clients: Any = ours._clients
-    clients._sync = _Before(clients._sync, at, happens)
+    clients._sync = _Before(clients._sync, at, happens, ending=ending)
     done = _again(theirs, ours)
     assert clients._sync.left < 0
     latest = graph.compile(checkpointer=agent).get_state(config("t")).values
@@ -208,8 +221,38 @@ def test_an_agent_that_comes_before_a_commit_has_its_way(
         assert (done.kept, all_told(agent, "t")) == (["t"], [])
 
 
+@pytest.mark.parametrize("ending", [False, True])
+@pytest.mark.parametrize(
+    "there", [["answers"], ["answers", "answers"], ["edits"], ["answers", "edits"]], ids=lambda there: "+".join(there)
+)
+@pytest.mark.parametrize("at", range(2))
+def test_an_answer_that_is_given_before_a_write_is_not_lost(
+    sync_cache: StateCache, at: int, there: list[str], ending: bool
+) -> None:
+    """It moves no head, so the heads alone do not tell."""
+    theirs, graph, left = InMemorySaver(), _asking("who?", "how much?"), list[Any]()
+    agent, ours = StateCacheSaver(sync_cache), StateCacheSaver(sync_cache)
+    _run_on(graph, theirs, "start")
+    assert _again(theirs, ours).kept == []
+    for one in there:
+        _answered(graph, theirs, "THERE") if one == "answers" else _edited(graph, theirs, "THERE")
+
+    def happens() -> None:
+        _answered(graph, agent, "HERE")
+        left.extend(all_told(agent, "t"))
+
+    clients: Any = ours._clients
+    clients._sync = _Before(clients._sync, at, happens, ending=ending)
+    done = _again(theirs, ours)
+    assert (done.kept, all_told(agent, "t")) == ((["t"], left) if left else ([], all_told(theirs, "t")))
+    if at == 0:
+        new = graph.compile(checkpointer=agent)
+        assert [one.value for one in new.get_state(config("t")).interrupts] == ["how much?"]
+        assert new.invoke(Command(resume="13"), config("t"))["log"] == ["start", "HERE", "13"]
+
+
 @pytest.mark.parametrize("does", ["goes on", "deletes"])
-def test_an_agent_that_comes_when_a_graph_in_a_thread_is_put_finds_no_more_than_the_one_checkpoint(
+def test_an_agent_that_comes_when_a_graph_in_a_thread_is_put_has_its_way_too(
     sync_cache: StateCache, does: str
 ) -> None:
     theirs, graph = InMemorySaver(), _parted()
@@ -223,7 +266,7 @@ def test_an_agent_that_comes_when_a_graph_in_a_thread_is_put_finds_no_more_than_
     clients._sync = _Before(clients._sync, len([*theirs.list(config("t"))]), happens)
     done = _again(theirs, ours)
     assert (done.kept, clients._sync.left) == (["t"], -1)
-    assert len([one for one in all_told(agent, "t") if one[0]["checkpoint_ns"]]) == 1
+    assert [one for one in all_told(agent, "t") if one[0]["checkpoint_ns"]] == []
 
 
 @pytest.mark.parametrize("at", range(4))
