@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.graph import END, START, StateGraph
@@ -251,10 +252,27 @@ def test_an_answer_that_is_given_before_a_write_is_not_lost(
         assert new.invoke(Command(resume="13"), config("t"))["log"] == ["start", "HERE", "13"]
 
 
-@pytest.mark.parametrize("does", ["goes on", "deletes"])
-def test_an_agent_that_comes_when_a_graph_in_a_thread_is_put_has_its_way_too(
-    sync_cache: StateCache, does: str
+@pytest.mark.parametrize("ending", [False, True])
+@pytest.mark.parametrize("at", [0, 1, 5, 9, 10, 11, 12, 13])
+def test_a_thread_that_is_deleted_while_it_is_imported_keeps_no_writes_of_tasks(
+    sync_cache: StateCache, at: int, ending: bool
 ) -> None:
+    """Those of many tasks stand in states of their own, which nothing that the saver shows would tell of."""
+    theirs, agent, ours = InMemorySaver(), StateCacheSaver(sync_cache), StateCacheSaver(sync_cache)
+    checkpoint = {**empty_checkpoint(), "id": "1"}
+    put = theirs.put(config("t"), checkpoint, {}, {})  # type: ignore[arg-type]
+    for number in range(12):
+        theirs.put_writes(put, [("secret", "x" * 100)], f"task {number}")
+    clients: Any = ours._clients
+    clients._sync = _Before(clients._sync, at, lambda: agent.delete_thread("t"), ending=ending)
+    done = _again(theirs, ours)
+    assert clients._sync.left < 0
+    left = [*sync_cache.list("langgraph/t/")]
+    assert (done.kept, left) == (["t"], []) if at else (done.kept, len(left)) == ([], 6)
+
+
+@pytest.mark.parametrize("does", ["goes on", "deletes"])
+def test_an_agent_that_comes_when_a_graph_in_a_thread_is_put_has_its_way_too(sync_cache: StateCache, does: str) -> None:
     theirs, graph = InMemorySaver(), _parted()
     agent, ours = StateCacheSaver(sync_cache), StateCacheSaver(sync_cache)
     _run_on(graph, theirs, "start")

@@ -14,7 +14,7 @@ looked for too. All of it is looked at before anything of a thread is put. And w
 that compares what it rests on with what an import has left:
 
     the head of the graph, that of the namespace, and the checkpoints that these name
-    what is written over
+    what is written over; of writes that stand in states of their own, their checkpoint
 
 An agent that comes in between has changed one of these, which is then looked at in its turn. One kind of answer changes
 none: that at a checkpoint whose writes stand in states of their own. Those are looked at once more before a head moves
@@ -30,7 +30,7 @@ from statecache.adapters.imported import IMPORT, LOOKS_MAX
 from statecache.adapters.langgraph.documents import config_of, own, told
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
 from statecache.adapters.langgraph.own_states import name_of, own_states
-from statecache.adapters.plans import Asked, Call, Compared, Declined, Plan, call, for_reason, through
+from statecache.adapters.plans import Asked, Call, Compared, Declined, Plan, Together, call, for_reason, through
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -102,6 +102,8 @@ class Importing:
         return (newest.epoch, newest.version) > (state.epoch, state.version)
 
     def _carried_out(self, asked: Asked) -> Plan[Any]:
+        if isinstance(asked, Together):
+            return (yield Together([through(one, self._carried_out) for one in asked.plans]))
         if not isinstance(asked, Call) or asked.verb not in ("commit", "set", "update"):
             return (yield asked)
         if asked.verb == "commit":
@@ -123,9 +125,9 @@ class Importing:
 
     def _compared(self, names: list[str], steps_over: Callable[[Any], list[Any]]) -> Plan[Mapping[str, State[Any]]]:
         """Write what `steps_over` makes of the first state, in a transaction that compares what it rests on."""
-        thread, _, ns, *_ = names[0].split("/")
+        thread, kind, ns, *more = names[0].split("/")
         heads = [*dict.fromkeys([f"{thread}/head/{Place('').ns}", f"{thread}/head/{ns}"])]
-        written_at = names if names == names[:1] else []
+        written_at = [f"{thread}/cp/{ns}/{more[0]}"] if kind == "w" else names if names == names[:1] else []
         looked_at = set[str]()
 
         def decide(found: Mapping[str, State[Any] | None]) -> list[Set | Delete]:
