@@ -167,6 +167,34 @@ def test_a_thread_that_was_deleted_here_stays_so_with_the_graphs_in_it_that_were
     _left_alone(theirs, ours)
 
 
+def test_a_thread_that_was_pruned_here_while_it_asks_goes_on_with_what_is_new(ours: StateCacheSaver) -> None:
+    """Its latest checkpoint was cut off from its parent here, which is no answer; one that is given here stays."""
+    theirs, graph = InMemorySaver(), _asking("who?", "how much?", "when?")
+    _run_on(graph, theirs, "start")
+    assert _again(theirs, ours).kept == []
+    ours.prune(["t"])
+    _answered(graph, theirs, "Ada")
+    _again(theirs, ours)
+    new = graph.compile(checkpointer=ours)
+    assert [one.value for one in new.get_state(config("t")).interrupts] == ["how much?"]
+    assert new.get_state(config("t")).parent_config is None
+    _answered(graph, ours, "HERE")
+    ours.prune(["t"])
+    _answered(graph, theirs, "12")
+    _left_alone(theirs, ours)
+    assert new.invoke(Command(resume="now"), config("t"))["log"] == ["start", "Ada", "HERE", "now"]
+
+
+def test_a_thread_that_was_answered_and_pruned_here_stays_as_it_is(ours: StateCacheSaver) -> None:
+    theirs, graph = InMemorySaver(), _asking("who?", "how much?")
+    _run_on(graph, theirs, "start")
+    assert _again(theirs, ours).kept == []
+    _answered(graph, ours, "HERE")
+    ours.prune(["t"])
+    _answered(graph, theirs, "THERE")
+    _left_alone(theirs, ours)
+
+
 class _Before:
     """A view on which something happens before the write with that number, or, of a transaction, before its end."""
 

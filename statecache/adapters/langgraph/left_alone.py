@@ -30,6 +30,7 @@ from statecache.adapters.imported import IMPORT, LOOKS_MAX
 from statecache.adapters.langgraph.documents import config_of, own, told
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
 from statecache.adapters.langgraph.own_states import name_of, own_states
+from statecache.adapters.langgraph.threads import PRUNE
 from statecache.adapters.plans import Asked, Call, Compared, Declined, Plan, Together, call, for_reason, through
 
 if TYPE_CHECKING:
@@ -86,17 +87,18 @@ class Importing:
         self._imported.update(state.change_id for state in states)
 
     def left_so(self, name: str, state: State[Any]) -> Plan[bool]:
-        """Return whether an import has made the newest change of a state, which was read.
+        """Return whether an import has made the newest change of a state, which was read, but for a prune since.
 
         True as well where it has changed since: then what is written over it conflicts, and it is looked at again.
         """
         if state.change_id in self._imported:
             return True
-        changes: list[Change[Any]] = yield from call("history", name, limit=1, reverse=True)
+        changes: list[Change[Any]] = yield from call("history", name, limit=2, reverse=True)
         if not changes:
             return False
         newest = changes[0]
-        if newest.change_id == state.change_id and newest.reason == IMPORT:
+        reason = next((change.reason for change in changes if change.reason != PRUNE), "")
+        if newest.change_id == state.change_id and reason == IMPORT:
             self._imported.add(state.change_id)
             return True
         return (newest.epoch, newest.version) > (state.epoch, state.version)
