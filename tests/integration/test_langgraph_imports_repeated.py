@@ -195,6 +195,17 @@ def test_a_thread_that_was_answered_and_pruned_here_stays_as_it_is(ours: StateCa
     _left_alone(theirs, ours)
 
 
+class _Noting:
+    """A view of which it is noted what it is asked."""
+
+    def __init__(self, view: Any, asked: list[str]) -> None:
+        self.view, self.asked = view, asked
+
+    def __getattr__(self, verb: str) -> Any:
+        self.asked.append(verb)
+        return getattr(self.view, verb)
+
+
 class _Before:
     """A view on which something happens before the write with that number, or, of a transaction, before its end."""
 
@@ -218,6 +229,20 @@ class _Before:
         self.left -= 1
         if self.left == -1:
             self.happens()
+
+
+def test_a_thread_of_many_namespaces_is_not_asked_for_one_by_one(sync_cache: StateCache) -> None:
+    """Each run of a graph in it has one of its own, and what is new is mostly in another."""
+    theirs, ours, asked = InMemorySaver(), StateCacheSaver(sync_cache), list[str]()
+    for number in range(20):
+        theirs.put(config("t", checkpoint_ns=f"sub:{number}"), empty_checkpoint(), {}, {})
+    theirs.put(config("t"), empty_checkpoint(), {}, {})
+    assert _again(theirs, ours).written == 21
+    theirs.put(config("t"), empty_checkpoint(), {}, {})
+    clients: Any = ours._clients
+    clients._sync = _Noting(clients._sync, asked)
+    assert _again(theirs, ours).written == 1
+    assert asked.count("history") <= 1, asked
 
 
 @pytest.mark.parametrize("ending", [False, True])

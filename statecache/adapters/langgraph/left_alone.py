@@ -1,7 +1,7 @@
 """What an import leaves alone: threads that were gone on with here, rolled back, or deleted.
 
 Each namespace of a thread has a head, and whoever makes a checkpoint writes it. So the newest change of each head tells
-whether the thread is as imports have left it:
+whether the thread is as imports have left it, and so does a head itself that proves that an import has written it:
 
     all are an import's     what is new is put, and the heads move on
     one is anything else's  the thread was gone on with here, or rolled back: nothing more of it is put. Checkpoints
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from statecache import AlreadyExists, Create, Delete, Set, State, VersionConflict
 from statecache.adapters.imported import IMPORT, LOOKS_MAX
-from statecache.adapters.langgraph.documents import config_of, own, told
+from statecache.adapters.langgraph.documents import config_of, imported, own, proves_import, told
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
 from statecache.adapters.langgraph.own_states import name_of, own_states
 from statecache.adapters.langgraph.threads import PRUNE
@@ -93,6 +93,9 @@ class Importing:
         """
         if state.change_id in self._imported:
             return True
+        if name.split("/")[1] == "head" and proves_import(state):
+            self._imported.add(state.change_id)
+            return True
         changes: list[Change[Any]] = yield from call("history", name, limit=2, reverse=True)
         if not changes:
             return False
@@ -148,7 +151,7 @@ class Importing:
             for name in [*written_at, *names]:
                 if found[name] is not None and name.split("/")[1] in ("cp", "w"):
                     self._refuse_unknown(name, found[name])
-            return _expected(steps_over(found[names[0]]), found)
+            return [_marked(one) for one in _expected(steps_over(found[names[0]]), found)]
 
         while True:
             named = [self._named[head] for head in heads if head in self._named]
@@ -195,6 +198,12 @@ class Importing:
             raise LeftAlone
         else:
             self._absent.add(name)
+
+
+def _marked(step: Set | Delete) -> Set | Delete:
+    """Return what writes a head so that it says by whom: a thread that has many need not be asked for each."""
+    is_head = step.name.split("/")[1] == "head"
+    return Set(step.name, imported(step.value), expected=step.expected) if is_head and isinstance(step, Set) else step
 
 
 def _says_elsewhere(checkpoint: State[Any] | None) -> bool:
