@@ -273,8 +273,8 @@ class Here:
         """Return the heads that there are, and note whether another has moved one, or has deleted the root's."""
         if self._heads is None:
             run = self._target._clients.run
-            states = run(own_states(f"{self._root.thread}/head/"))
-            self._heads = {name_of(state.key): state for state in states if told(state)}
+            self._heads = {name_of(state.key): state for state in run(own_states(f"{self._root.thread}/head/"))}
+            _refuse_foreign(self._heads.values())
             left_so = all(run(self._importing.left_so(*one)) for one in self._heads.items())
             self._gone_on_with = not left_so or (self._root.head not in self._heads and self._is_gone(self._root.head))
         return self._heads
@@ -320,6 +320,12 @@ class Here:
         """Return whether an import has written all of these last: nobody has gone on from them here."""
         run, left_so = self._target._clients.run, self._importing.left_so
         return all(run(left_so(name_of(state.key), state)) for state in states)
+
+
+def _refuse_foreign(states: Iterable[State[Any]]) -> None:
+    """Raise CodecError for what stands at the name of a head and is none."""
+    for state in states:
+        told(state)
 
 
 def is_deleted(state: State[Any]) -> bool:
