@@ -273,6 +273,8 @@ def test_an_agent_that_comes_before_a_write_has_its_way(
         assert (done.kept, latest["log"][-1]) == (["t"], "HERE")
     elif at or not first:
         assert (done.kept, all_told(agent, "t")) == (["t"], [])
+    else:  # there was nothing yet that it could delete
+        assert (done.kept, all_told(agent, "t")) == ([], all_told(theirs, "t"))
 
 
 @pytest.mark.parametrize("ending", [False, True])
