@@ -115,7 +115,11 @@ async def arun(view: AsyncNamespace[Any], plan: Plan[T]) -> T:
 
 
 def through(plan: Plan[T], carry_out: Callable[[Asked], Plan[Any]]) -> Plan[T]:
-    """Carry out a plan, each step of which another plan carries out; what else that raises is the caller's."""
+    """Carry out a plan, each step of which another plan carries out.
+
+    The plan is told what that raises as StateCacheError or Declined. Anything else leaves it unfinished, and goes to
+    the caller.
+    """
     try:
         asked = next(plan)
         while True:

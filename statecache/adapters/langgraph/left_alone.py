@@ -87,9 +87,9 @@ class Importing:
         self._imported.update(state.change_id for state in states)
 
     def left_so(self, name: str, state: State[Any]) -> Plan[bool]:
-        """Return whether an import has made the newest change of a state, which was read, but for a prune since.
+        """Return whether an import has made a state, which was read; a prune since does not count.
 
-        True as well where it has changed since: then what is written over it conflicts, and it is looked at again.
+        True as well where the state has changed since it was read: whatever is written over it is going to conflict.
         """
         if state.change_id in self._imported:
             return True
@@ -229,8 +229,8 @@ def _expected(steps: Iterable[Set | Create | Delete], found: Mapping[str, State[
     return writes
 
 
-class Here:
-    """What became here of a thread that is imported, looked at when first something of it is not here.
+class ThreadAsFound:
+    """A thread that is imported, as it was found here when first something of it was not here.
 
     `has_more` says whether tasks have written something at a checkpoint here that they have not at the source's.
     """
