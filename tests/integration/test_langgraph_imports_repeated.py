@@ -185,14 +185,18 @@ def test_a_thread_that_was_pruned_here_while_it_asks_goes_on_with_what_is_new(ou
     assert new.invoke(Command(resume="now"), config("t"))["log"] == ["start", "Ada", "HERE", "now"]
 
 
-def test_a_thread_that_was_answered_and_pruned_here_stays_as_it_is(ours: StateCacheSaver) -> None:
-    theirs, graph = InMemorySaver(), _asking("who?", "how much?")
-    _run_on(graph, theirs, "start")
-    assert _again(theirs, ours).kept == []
-    _answered(graph, ours, "HERE")
-    ours.prune(["t"])
-    _answered(graph, theirs, "THERE")
-    _left_alone(theirs, ours)
+@pytest.mark.parametrize(("run", "written"), [("run 0", 1), ("run 1", 0)])
+def test_a_thread_goes_on_unless_its_latest_checkpoint_was_deleted_with_its_run(
+    ours: StateCacheSaver, run: str, written: int
+) -> None:
+    theirs, put = InMemorySaver(), config("t")
+    for number in range(2):
+        put = theirs.put(put, empty_checkpoint(), {"run_id": f"run {number}"}, {})
+    assert _again(theirs, ours).written == 2
+    ours.delete_for_runs([run])
+    theirs.put(put, empty_checkpoint(), {}, {})
+    done = _again(theirs, ours)
+    assert (done.kept, done.written) == (["t"], written)
 
 
 class _Noting:
@@ -381,6 +385,9 @@ def test_the_command_names_a_thread_that_was_gone_on_with_here(
         for thread in ("here", "there"):
             play(theirs, thread, "from there")
         again = cli("import", "langgraph-postgres", url)
-        assert (again.status, "here: left alone, for it was gone on with here" in again.err) == (1, True), again
+        assert (
+            again.status,
+            "here: left alone, in whole or in part, for it was changed or deleted here" in again.err,
+        ) == (1, True), again
         assert all_told(ours, "here") == before
         assert all_told(ours, "there") == all_told(theirs, "there")
