@@ -1,21 +1,21 @@
 """What a saver or a store does, written once: generators that yield the verbs to be called, and get what these return.
 
 `run` calls the verbs of a `Namespace`, `arun` those of an `AsyncNamespace`. What a verb raises is raised where the plan
-called it, so plans catch conflicts as any code would. A plan that lists yields what it has found as `Found`, and one
-that has plans carried out that have nothing to do with one another yields them `Together`. The `Level` at which writes
-count as written is the view's.
+called it, so plans catch conflicts as any code would. A plan that lists yields what it has found as `Found`, one that
+has plans carried out that have nothing to do with one another yields them `Together`, and one that writes over states
+only while others stay as they are yields them `Compared`. The `Level` at which writes count as written is the view's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from statecache import StateCacheError
+from statecache import Set, StateCacheError
 
 if TYPE_CHECKING:
-    from statecache import AsyncNamespace, Namespace
+    from statecache import AsyncNamespace, AsyncTransaction, Delete, Namespace, State, Transaction
 
 T = TypeVar("T")
 
@@ -40,11 +40,22 @@ class Together(NamedTuple):
     plans: Sequence[Plan[None]]
 
 
+class Compared(NamedTuple):
+    """States to be read, and what is written of them, Sets and Deletes: all of it, or none where one has changed.
+
+    `decide` is told the states by their names, None for those that are not there. The plan gets what was written.
+    """
+
+    names: Sequence[str]
+    decide: Callable[[Mapping[str, State[Any] | None]], Sequence[Set | Delete]]
+    options: dict[str, Any]
+
+
 class Level:
     """The durability level at which a write of the view counts as written."""
 
 
-Asked = Call | Together | Level
+Asked = Call | Compared | Together | Level
 Plan = Generator[Asked, Any, T]
 Listing = Generator[Asked | Found, Any, None]
 DOCUMENT = dict[str, Any]
@@ -108,7 +119,11 @@ async def arun(view: AsyncNamespace[Any], plan: Plan[T]) -> T:
 
 
 def through(plan: Plan[T], carry_out: Callable[[Asked], Plan[Any]]) -> Plan[T]:
-    """Carry out a plan, each step of which another plan carries out; what else that raises is the caller's."""
+    """Carry out a plan, each step of which another plan carries out.
+
+    The plan is told what that raises as StateCacheError or Declined. Anything else leaves it unfinished, and goes to
+    the caller.
+    """
     try:
         asked = next(plan)
         while True:
@@ -126,7 +141,7 @@ def for_reason(plan: Plan[T], reason: str) -> Plan[T]:
     """Carry out a plan whose changes say that reason, where they say none."""
 
     def carried_out(asked: Asked) -> Plan[Any]:
-        if isinstance(asked, Call) and asked.verb in _TELLING:
+        if (isinstance(asked, Call) and asked.verb in _TELLING) or isinstance(asked, Compared):
             asked = asked._replace(options={"reason": reason} | asked.options)
         elif isinstance(asked, Together):
             asked = Together([for_reason(one, reason) for one in asked.plans])
@@ -141,6 +156,10 @@ def _answer(view: Namespace[Any], asked: Asked) -> Any:
         return view._view.durability_of(None)
     if isinstance(asked, Together):
         return [_raised(view, one) for one in asked.plans]
+    if isinstance(asked, Compared):
+        with view.transaction(*asked.names, **asked.options) as opened:
+            _write(opened, asked.decide({name: opened.get(name) for name in asked.names}))
+        return opened.states
     result = getattr(view, asked.verb)(*asked.arguments, **asked.options)
     return [*result] if asked.verb in _YIELDING else result
 
@@ -152,8 +171,21 @@ async def _aanswer(view: AsyncNamespace[Any], asked: Asked) -> Any:
     if isinstance(asked, Together):
         room = asyncio.Semaphore(_TOGETHER_MAX)
         return await asyncio.gather(*(_araised(view, one, room) for one in asked.plans))
+    if isinstance(asked, Compared):
+        async with view.transaction(*asked.names, **asked.options) as transaction:
+            _write(transaction, asked.decide({name: await transaction.get(name) for name in asked.names}))
+        return transaction.states
     result = getattr(view, asked.verb)(*asked.arguments, **asked.options)
     return [one async for one in result] if asked.verb in _YIELDING else await result
+
+
+def _write(opened: AsyncTransaction[Any] | Transaction[Any], writes: Sequence[Set | Delete]) -> None:
+    """Note what is written at the end of a transaction."""
+    for one in writes:
+        if isinstance(one, Set):
+            opened.set(one.name, one.value, ttl=one.ttl)
+        else:
+            opened.delete(one.name)
 
 
 def _raised(view: Namespace[Any], plan: Plan[None]) -> StateCacheError | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.graph import END, START, StateGraph
@@ -165,25 +167,94 @@ def test_a_thread_that_was_deleted_here_stays_so_with_the_graphs_in_it_that_were
     _left_alone(theirs, ours)
 
 
-class _Before:
-    """A view on which something happens before the commit with that number."""
+def test_a_thread_that_was_pruned_here_while_it_asks_goes_on_with_what_is_new(ours: StateCacheSaver) -> None:
+    """Its latest checkpoint was cut off from its parent here, which is no answer; one that is given here stays."""
+    theirs, graph = InMemorySaver(), _asking("who?", "how much?", "when?")
+    _run_on(graph, theirs, "start")
+    assert _again(theirs, ours).kept == []
+    ours.prune(["t"])
+    _answered(graph, theirs, "Ada")
+    _again(theirs, ours)
+    new = graph.compile(checkpointer=ours)
+    assert [one.value for one in new.get_state(config("t")).interrupts] == ["how much?"]
+    assert new.get_state(config("t")).parent_config is None
+    _answered(graph, ours, "HERE")
+    ours.prune(["t"])
+    _answered(graph, theirs, "12")
+    _left_alone(theirs, ours)
+    assert new.invoke(Command(resume="now"), config("t"))["log"] == ["start", "Ada", "HERE", "now"]
 
-    def __init__(self, view: Any, at: int, happens: Callable[[], Any]) -> None:
-        self.view, self.left, self.happens = view, at, happens
+
+@pytest.mark.parametrize(("run", "written"), [("run 0", 1), ("run 1", 0)])
+def test_a_thread_goes_on_unless_its_latest_checkpoint_was_deleted_with_its_run(
+    ours: StateCacheSaver, run: str, written: int
+) -> None:
+    theirs, put = InMemorySaver(), config("t")
+    for number in range(2):
+        put = theirs.put(put, empty_checkpoint(), {"run_id": f"run {number}"}, {})
+    assert _again(theirs, ours).written == 2
+    ours.delete_for_runs([run])
+    theirs.put(put, empty_checkpoint(), {}, {})
+    done = _again(theirs, ours)
+    assert (done.kept, done.written) == (["t"], written)
+
+
+class _Noting:
+    """A view of which it is noted what it is asked."""
+
+    def __init__(self, view: Any, asked: list[str]) -> None:
+        self.view, self.asked = view, asked
 
     def __getattr__(self, verb: str) -> Any:
-        if verb == "commit":
-            self.left -= 1
-            if self.left == -1:
-                self.happens()
+        self.asked.append(verb)
         return getattr(self.view, verb)
 
 
+class _Before:
+    """A view on which something happens before the write with that number, or, of a transaction, before its end."""
+
+    def __init__(self, view: Any, at: int, happens: Callable[[], Any], *, ending: bool = False) -> None:
+        self.view, self.left, self.happens, self.ending = view, at, happens, ending
+
+    def __getattr__(self, verb: str) -> Any:
+        if verb == "transaction" and self.ending:
+            return self._ended
+        if verb in ("commit", "create", "delete", "set", "transaction", "update"):
+            self._count()
+        return getattr(self.view, verb)
+
+    @contextmanager
+    def _ended(self, *names: str, **options: Any) -> Iterator[Any]:
+        with self.view.transaction(*names, **options) as opened:
+            yield opened
+            self._count()
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == -1:
+            self.happens()
+
+
+def test_a_thread_of_many_namespaces_is_not_asked_for_one_by_one(sync_cache: StateCache) -> None:
+    """Each run of a graph in it has one of its own, and what is new is mostly in another."""
+    theirs, ours, asked = InMemorySaver(), StateCacheSaver(sync_cache), list[str]()
+    for number in range(20):
+        theirs.put(config("t", checkpoint_ns=f"sub:{number}"), empty_checkpoint(), {}, {})
+    theirs.put(config("t"), empty_checkpoint(), {}, {})
+    assert _again(theirs, ours).written == 21
+    theirs.put(config("t"), empty_checkpoint(), {}, {})
+    clients: Any = ours._clients
+    clients._sync = _Noting(clients._sync, asked)
+    assert _again(theirs, ours).written == 1
+    assert asked.count("history") <= 1, asked
+
+
+@pytest.mark.parametrize("ending", [False, True])
 @pytest.mark.parametrize("at", range(3))
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("does", ["goes on", "deletes"])
-def test_an_agent_that_comes_before_a_commit_has_its_way(
-    sync_cache: StateCache, at: int, first: bool, does: str
+def test_an_agent_that_comes_before_a_write_has_its_way(
+    sync_cache: StateCache, at: int, first: bool, does: str, ending: bool
 ) -> None:
     """What it does after the import has looked, to a thread that is imported for the first time or again."""
     theirs, graph = InMemorySaver(), _asking("who?")
@@ -198,7 +269,7 @@ def test_an_agent_that_comes_before_a_commit_has_its_way(
         _edited(graph, agent, "HERE") if does == "goes on" else agent.delete_thread("t")
 
     clients: Any = ours._clients
-    clients._sync = _Before(clients._sync, at, happens)
+    clients._sync = _Before(clients._sync, at, happens, ending=ending)
     done = _again(theirs, ours)
     assert clients._sync.left < 0
     latest = graph.compile(checkpointer=agent).get_state(config("t")).values
@@ -206,12 +277,61 @@ def test_an_agent_that_comes_before_a_commit_has_its_way(
         assert (done.kept, latest["log"][-1]) == (["t"], "HERE")
     elif at or not first:
         assert (done.kept, all_told(agent, "t")) == (["t"], [])
+    else:  # there was nothing yet that it could delete
+        assert (done.kept, all_told(agent, "t")) == ([], all_told(theirs, "t"))
+
+
+@pytest.mark.parametrize("ending", [False, True])
+@pytest.mark.parametrize(
+    "there", [["answers"], ["answers", "answers"], ["edits"], ["answers", "edits"]], ids=lambda there: "+".join(there)
+)
+@pytest.mark.parametrize("at", range(2))
+def test_an_answer_that_is_given_before_a_write_is_not_lost(
+    sync_cache: StateCache, at: int, there: list[str], ending: bool
+) -> None:
+    """It moves no head, so the heads alone do not tell."""
+    theirs, graph, left = InMemorySaver(), _asking("who?", "how much?"), list[Any]()
+    agent, ours = StateCacheSaver(sync_cache), StateCacheSaver(sync_cache)
+    _run_on(graph, theirs, "start")
+    assert _again(theirs, ours).kept == []
+    for one in there:
+        _answered(graph, theirs, "THERE") if one == "answers" else _edited(graph, theirs, "THERE")
+
+    def happens() -> None:
+        _answered(graph, agent, "HERE")
+        left.extend(all_told(agent, "t"))
+
+    clients: Any = ours._clients
+    clients._sync = _Before(clients._sync, at, happens, ending=ending)
+    done = _again(theirs, ours)
+    assert (done.kept, all_told(agent, "t")) == ((["t"], left) if left else ([], all_told(theirs, "t")))
+    if at == 0:
+        new = graph.compile(checkpointer=agent)
+        assert [one.value for one in new.get_state(config("t")).interrupts] == ["how much?"]
+        assert new.invoke(Command(resume="13"), config("t"))["log"] == ["start", "HERE", "13"]
+
+
+@pytest.mark.parametrize("ending", [False, True])
+@pytest.mark.parametrize("at", [0, 1, 5, 9, 10, 11, 12, 13])
+def test_a_thread_that_is_deleted_while_it_is_imported_keeps_no_writes_of_tasks(
+    sync_cache: StateCache, at: int, ending: bool
+) -> None:
+    """Those of many tasks stand in states of their own, which nothing that the saver shows would tell of."""
+    theirs, agent, ours = InMemorySaver(), StateCacheSaver(sync_cache), StateCacheSaver(sync_cache)
+    checkpoint = {**empty_checkpoint(), "id": "1"}
+    put = theirs.put(config("t"), checkpoint, {}, {})  # type: ignore[arg-type]
+    for number in range(12):
+        theirs.put_writes(put, [("secret", "x" * 100)], f"task {number}")
+    clients: Any = ours._clients
+    clients._sync = _Before(clients._sync, at, lambda: agent.delete_thread("t"), ending=ending)
+    done = _again(theirs, ours)
+    assert clients._sync.left < 0
+    left = [*sync_cache.list("langgraph/t/")]
+    assert (done.kept, left) == (["t"], []) if at else (done.kept, len(left)) == ([], 6)
 
 
 @pytest.mark.parametrize("does", ["goes on", "deletes"])
-def test_an_agent_that_comes_when_a_graph_in_a_thread_is_put_finds_no_more_than_the_one_checkpoint(
-    sync_cache: StateCache, does: str
-) -> None:
+def test_an_agent_that_comes_when_a_graph_in_a_thread_is_put_has_its_way_too(sync_cache: StateCache, does: str) -> None:
     theirs, graph = InMemorySaver(), _parted()
     agent, ours = StateCacheSaver(sync_cache), StateCacheSaver(sync_cache)
     _run_on(graph, theirs, "start")
@@ -223,7 +343,7 @@ def test_an_agent_that_comes_when_a_graph_in_a_thread_is_put_finds_no_more_than_
     clients._sync = _Before(clients._sync, len([*theirs.list(config("t"))]), happens)
     done = _again(theirs, ours)
     assert (done.kept, clients._sync.left) == (["t"], -1)
-    assert len([one for one in all_told(agent, "t") if one[0]["checkpoint_ns"]]) == 1
+    assert [one for one in all_told(agent, "t") if one[0]["checkpoint_ns"]] == []
 
 
 @pytest.mark.parametrize("at", range(4))
@@ -265,6 +385,9 @@ def test_the_command_names_a_thread_that_was_gone_on_with_here(
         for thread in ("here", "there"):
             play(theirs, thread, "from there")
         again = cli("import", "langgraph-postgres", url)
-        assert (again.status, "here: left alone, for it was gone on with here" in again.err) == (1, True), again
+        assert (
+            again.status,
+            "here: left alone, in whole or in part, for it was changed or deleted here" in again.err,
+        ) == (1, True), again
         assert all_told(ours, "here") == before
         assert all_told(ours, "there") == all_told(theirs, "there")

@@ -67,7 +67,7 @@ def test_sessions_are_taken_in_once_and_what_is_new_later(
     _add(source, "long", items(1206, since=1205))
     again = cli("import", "openai-sqlite", str(source))
     assert again.status == 1
-    assert "statecache: long: left alone, for it was gone on with here, or deleted\n" in again.err
+    assert "statecache: long: left alone, in whole or in part, for it was changed or deleted here\n" in again.err
     assert _there(settings, "long")[:-1] == items(1205)
     assert cli("import", "openai-sqlite", str(source), "--json").json["kept"] == ["long"]
 
@@ -97,7 +97,10 @@ def test_what_was_taken_out_of_sessions_here_is_not_brought_back(
         again = cli("import", "openai-sqlite", str(source), *words)
         assert (again.status, "0 items of 5 sessions" in again.out) == (1, True), again
         for session in changed:
-            assert f"statecache: {session}: left alone, for it was gone on with here, or deleted\n" in again.err
+            assert (
+                f"statecache: {session}: left alone, in whole or in part, for it was changed or deleted here\n"
+                in again.err
+            )
         assert [_there(settings, one) for one in changed] == [[], [], items(2), items(5)]
 
 

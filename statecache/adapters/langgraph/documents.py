@@ -1,6 +1,6 @@
 """The states of a thread as JSON: a checkpoint with its pending writes, the head, a channel of its own, more writes.
 
-    head         {"thread_id", "checkpoint_ns", "checkpoint_id", "newest", "over"}
+    head         {"thread_id", "checkpoint_ns", "checkpoint_id", "newest", "over"}, with "imported" what an import wrote
     checkpoint   {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "metadata", "checkpoint",
                   "channel_values": {CHANNEL: form}, "writes": [write], "writes_elsewhere": bool, "more"}
     channel      {"channel", "channel_version", "checkpoint_id", "value" or "data"}
@@ -106,6 +106,16 @@ def is_first(head: State[Any] | None, checkpoint_id: str) -> bool:
 def _is_own(head: State[Any]) -> bool:
     """Return whether none but savers have written the head since there is one."""
     return bool(told(head).get("over") == (head.parent_change_id or ""))
+
+
+def imported(head: Document) -> Document:
+    """Return what is to be written over a head, as what an import writes."""
+    return head | {"imported": True}
+
+
+def proves_import(head: State[Any]) -> bool:
+    """Return whether the head proves that an import has written it last, in this thread."""
+    return bool(told(head).get("imported")) and _is_own(head) and own(head) is head.value
 
 
 def checkpoint_document(

@@ -4,8 +4,8 @@ Every checkpoint is read as the other checkpointer gives it and put under its ow
 parent, its metadata and its pending writes. What is there already is passed over, so an import that was cut off, or is
 made again later, puts what is missing; the latest checkpoint of a thread never becomes an earlier one. Pending writes
 that were replaced there since, as by the next question of a node that asks several, are replaced here. Of a thread that
-was gone on with here, rolled back or deleted nothing more is put. A thread of which something is left alone is named,
-and one that cannot be taken in, and those after it are taken in.
+was gone on with here, answered, rolled back or deleted nothing more is put. A thread of which something is left alone
+is named, and one that cannot be taken in, and those after it are taken in.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from redis.exceptions import RedisError
 
 from statecache import ConfigurationError, Position, PostgresUnavailable, StateCacheError, UsageError
 from statecache.adapters.imported import REFUSED, why
-from statecache.adapters.langgraph.left_alone import Here, Importing, LeftAlone, Source
+from statecache.adapters.langgraph.left_alone import Importing, LeftAlone, Source, ThreadAsFound
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.saver import StateCacheSaver
 from statecache.adapters.plans import Plan, call, level
@@ -56,7 +56,11 @@ class NamesPaths(Protocol):
 
 
 class ImportedThreads(msgspec.Struct, kw_only=True):
-    """What an import did: checkpoints by what became of them, threads of which some stay deleted, or were refused."""
+    """What an import did: checkpoints by what became of them, and threads.
+
+    `kept` names those that were left alone, in whole or in part, for they were changed or deleted here; `failed` says
+    why others could not be taken in.
+    """
 
     threads: int = 0
     written: int = 0
@@ -79,7 +83,7 @@ def import_checkpoints(
         importing = copy(target)
         importing._clients = plans = Importing(target._clients)  # type: ignore[assignment]
         try:
-            here = Here(thread_id, target, plans, source, partial(_has_more, serde=serde))
+            here = ThreadAsFound(thread_id, target, plans, source, partial(_has_more, serde=serde))
             for config in thread:
                 found = source.get_tuple(config)
                 if found is None:
@@ -165,7 +169,9 @@ def _config(thread_id: str, checkpoint_ns: str, checkpoint_id: str | None = None
     return {"configurable": named | ({"checkpoint_id": checkpoint_id} if checkpoint_id else {})}
 
 
-def _is_put(found: CheckpointTuple, source: Source, target: StateCacheSaver, here: Here, *, is_there: bool) -> bool:
+def _is_put(
+    found: CheckpointTuple, source: Source, target: StateCacheSaver, here: ThreadAsFound, *, is_there: bool
+) -> bool:
     """Put a checkpoint with its writes, and return whether nobody has gone on with the thread meanwhile."""
     try:
         _put(found, source, target, is_there=is_there)

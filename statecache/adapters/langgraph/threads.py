@@ -25,6 +25,8 @@ from statecache.adapters.langgraph.values import Packed
 from statecache.adapters.langgraph.writing import put_writes
 from statecache.adapters.plans import Declined, Plan, call
 
+PRUNE = "prune"
+"""The reason of what thinning out writes: an import tells it by that from what agents write."""
 _STATES_PER_COMMIT = 250
 _MOVED = (VersionConflict, NotFound)
 
@@ -144,7 +146,7 @@ def _cut(place: Place, document: Document) -> Plan[None]:
         return found | {"parent_checkpoint_id": None}
 
     with suppress(Declined, NotFound):
-        yield from call("update", place.checkpoint(document["checkpoint_id"]), orphaned)
+        yield from call("update", place.checkpoint(document["checkpoint_id"]), orphaned, reason=PRUNE)
 
 
 def copy_thread(source: str, target_id: str, recent: Recent) -> Plan[None]:
