@@ -213,10 +213,12 @@ async def _done(
     """
     bystanders = {one for one in users if not one.cancelling()}
     waiting = [loop.create_task(given_up.wait()), loop.create_task(_unused(users, bystanders, loop.create_future()))]
-    await asyncio.wait(waiting, timeout=_ENDING_S_MAX, return_when=asyncio.FIRST_COMPLETED)
-    for one in waiting:
-        one.cancel()
-    await asyncio.wait(waiting)
+    try:
+        await asyncio.wait(waiting, timeout=_ENDING_S_MAX, return_when=asyncio.FIRST_COMPLETED)
+    finally:  # it may be cancelled again
+        for one in waiting:
+            one.cancel()
+        await asyncio.wait(waiting)
 
 
 async def _unused(

@@ -241,3 +241,36 @@ def test_who_cancels_all_others_and_waits_for_them_is_not_waited_for(
         assert len(closed) == 1
 
     asyncio.run(program())
+
+
+def test_a_keeper_that_is_cancelled_again_while_it_waits_leaves_nothing_behind(
+    closed: list[asyncio.AbstractEventLoop],
+) -> None:
+    clients = Clients(Settings(), "n", {}, of="store", awaited="aget")
+
+    async def saves(done: asyncio.Event) -> None:
+        await _made_here(clients)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await done.wait()
+
+    async def program() -> None:
+        done, here = asyncio.Event(), asyncio.current_task()
+        saving = asyncio.create_task(saves(done))
+        for _ in range(2):
+            await asyncio.sleep(0)
+        (keeper,) = asyncio.all_tasks() - {here, saving}
+        saving.cancel()
+        for _ in range(2):
+            keeper.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([keeper], timeout=10)
+        assert (keeper.cancelled(), len(closed)) == (True, 1)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {here, saving}
+        done.set()
+        await asyncio.wait([saving])
+
+    asyncio.run(program())
