@@ -5,6 +5,7 @@ An end of the connection passes, a refused certificate does not.
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -84,6 +85,40 @@ def check_tls_files(options: Mapping[str, Any]) -> None:
         pair = f"redis_certificate_file {certificate} with redis_key_file {key or certificate}"
         hint = "The certificate must be the key's, and a key that is encrypted has its ssl_password in redis_url."
         raise ConfigurationError(f"{pair}: they cannot be used together ({_said(error)})", hint=hint) from error
+
+
+class KeptContext:
+    """The TLS context of one client's connections, which redis-py's asynchronous ones would make anew, each its own.
+
+    To read the system's authorities takes 30 to 50 ms, in which the event loop stands still. The context is made anew
+    where a file that it was made of is another one now, so that a certificate can be replaced under a running client.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        system = ssl.get_default_verify_paths()
+        named = [*map(options.get, (*FILES, "ssl_ca_path")), system.cafile, system.capath]
+        self._paths = [path for path in named if path]
+        self._kept: Any = None
+        self._made_of: list[tuple[int, ...]] = []
+
+    def shared_by(self, connection: Any) -> Any:
+        """Return a connection that is not open yet, and that uses the context if it has one beside it."""
+        its_own = getattr(connection, "ssl_context", None)
+        if its_own is not None:
+            now = list(map(_stamp, self._paths))
+            if self._kept is None or now != self._made_of:  # looked at first: it is made when a connection is opened
+                self._kept, self._made_of = its_own, now
+            connection.ssl_context = self._kept
+        return connection
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    """Return numbers that change where a file is written or replaced."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _said(error: ssl.SSLError) -> str:

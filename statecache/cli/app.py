@@ -6,9 +6,12 @@ A command reads its arguments, calls what does the work, prints, and gives the e
 
 from __future__ import annotations
 
-from typing import Annotated
+from copy import copy
+from functools import cache
+from typing import Annotated, Any
 
 import typer
+from typer.main import get_command, get_command_name
 
 from statecache.cli import deployment, epochs, erase, lost, policy, prune, quarantine, tail, vectors, verify
 from statecache.cli.demo.command import demo
@@ -104,3 +107,16 @@ indexes.command("list", short_help="List what is indexed.")(vectors.list_command
 indexes.command(short_help="Index a namespace's vectors.")(vectors.create)
 indexes.command(short_help="Let an index go.")(vectors.drop)
 app.add_typer(indexes, name="vectors")
+
+
+@cache
+def command_line(word: str = "") -> Any:
+    """Return the command line as typer runs it, or of it what the word names, if anything: all of it takes 50 ms."""
+    part = copy(app)
+    part.registered_commands = [one for one in app.registered_commands if _name(one) == word]
+    part.registered_groups = [one for one in app.registered_groups if one.name == word]
+    return get_command(part if part.registered_commands or part.registered_groups else app)
+
+
+def _name(command: typer.models.CommandInfo) -> str:
+    return command.name or get_command_name(getattr(command.callback, "__name__", ""))

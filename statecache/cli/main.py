@@ -17,7 +17,7 @@ from typing import Any
 
 import typer
 
-from statecache.cli.app import app
+from statecache.cli.app import command_line
 from statecache.cli.error_text import CommandGiven, facts_of, given_by, line_of, origin_told
 from statecache.cli.exits import FULL_DISK, INTERRUPTED, OK, USAGE, status_of
 from statecache.cli.screen import print_json, tell
@@ -34,7 +34,7 @@ _DEBUG = "It goes before the command: `statecache --debug …`."
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit status."""
     try:
-        status = typer.main.get_command(app).main(
+        status = command_line(_first(arguments)).main(
             args=list(arguments), prog_name="statecache", standalone_mode=False, windows_expand_args=False
         )
         sys.stdout.flush()
@@ -120,11 +120,20 @@ def _command_of(arguments: Sequence[str]) -> str:
     return " ".join(["statecache", *_meant(arguments)[0]])
 
 
+def _behind_debug(arguments: Sequence[str]) -> Sequence[str]:
+    return arguments[arguments[:1] == ["--debug"] :]
+
+
+def _first(arguments: Sequence[str]) -> str:
+    """Return the word that names the command, or a group of commands, if any does."""
+    return next(iter(_behind_debug(arguments)), "")
+
+
 def _meant(arguments: Sequence[str]) -> tuple[list[str], Any]:
     """Return the words of the command that was meant, and the command."""
-    command: Any = typer.main.get_command(app)
+    command = command_line(_first(arguments))
     words: list[str] = []
-    for word in arguments[arguments[:1] == ["--debug"] :]:
+    for word in _behind_debug(arguments):
         known: Mapping[str, Any] = getattr(command, "commands", {})
         if word not in known:
             break

@@ -57,8 +57,8 @@ class Caught(NamedTuple):
     said: str
 
 
-def mutated(folder: Path, mutant: Mutant) -> Path:
-    """Copy the tree, uncommitted files included, and take the mutant's pieces out; return the copy."""
+def copied(folder: Path) -> Path:
+    """Copy the tree, uncommitted files included, to the folder, and return it."""
     listed = subprocess.run(
         ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-co", "--exclude-standard", "-z", "--", *FOLDERS,
          "pyproject.toml"], cwd=ROOT, capture_output=True, check=True,
@@ -68,13 +68,17 @@ def mutated(folder: Path, mutant: Mutant) -> Path:
         if source.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(source.read_bytes())
+    return folder
+
+
+def take_out(mutant: Mutant, copy: Path) -> None:
+    """Take the mutant's pieces out of a copy of the tree."""
     for piece in mutant.pieces():
-        path = folder / piece.path
+        path = copy / piece.path
         text = path.read_text()
         if text.count(piece.old) != 1:
             raise SystemExit(f"{piece.path} has changed: adapt this mutant to it: {mutant.what}")
         path.write_text(text.replace(piece.old, piece.new))
-    return folder
 
 
 def hunted(copy: Path, instrument: str, seconds: float, seed: int = 1) -> Caught | None:
@@ -134,7 +138,8 @@ def hunt(mutant: Mutant, by: Sequence[str], *, times: int, seconds: float) -> Hu
     with tempfile.TemporaryDirectory(prefix="mutant-") as temporary:
         folder = Path(temporary)
         folder.chmod(0o755)
-        copy = mutated(folder, mutant)
+        copy = copied(folder)
+        take_out(mutant, copy)
         while noticed < times and unnoticed < RUNS_MAX:
             runs += 1
             found = None

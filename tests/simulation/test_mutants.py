@@ -7,22 +7,37 @@ from pathlib import Path
 import pytest
 
 from tests.simulation import mutants
-from tests.simulation.mutants import INSTRUMENTS, ROOT, Caught, Hunt, hunt, mutated
+from tests.simulation.mutants import INSTRUMENTS, ROOT, Caught, Hunt, copied, hunt, take_out
 from tests.simulation.mutations import MUTANTS
 from tests.simulation.profiles import PROFILES
 from tests.simulation.scenarios import SCENARIOS
 
 
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree, which every test leaves as it was."""
+    return copied(tmp_path_factory.mktemp("tree"))
+
+
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_differs_from_the_tree_in_its_pieces(name: str, tmp_path: Path) -> None:
-    copy = mutated(tmp_path, MUTANTS[name])
-    for piece in MUTANTS[name].pieces():
-        text = (ROOT / piece.path).read_text()
-        assert text.count(piece.old) == 1
-        assert piece.old not in (changed := (copy / piece.path).read_text()) or piece.old in piece.new
-        assert changed != text
+def test_a_mutant_differs_from_the_tree_in_its_pieces(name: str, tree: Path) -> None:
+    mutant = MUTANTS[name]
+    texts = {piece.path: (ROOT / piece.path).read_text() for piece in mutant.pieces()}
+    assert all((tree / path).read_text() == text for path, text in texts.items())
+    try:
+        take_out(mutant, tree)
+        for piece in mutant.pieces():
+            assert texts[piece.path].count(piece.old) == 1
+            assert piece.old not in (changed := (tree / piece.path).read_text()) or piece.old in piece.new
+            assert changed != texts[piece.path]
+    finally:
+        for path, text in texts.items():
+            (tree / path).write_text(text)
+
+
+def test_a_copy_has_every_instrument(tree: Path) -> None:
     for module, *_ in INSTRUMENTS.values():
-        assert (copy / f"{module.replace('.', '/')}.py").is_file()
+        assert (tree / f"{module.replace('.', '/')}.py").is_file()
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+import typer
 
-from statecache.cli import NEEDS
+from statecache.cli import NEEDS, app
 from statecache.cli.epochs import numbers
 from statecache.cli.error_text import line_of
 from statecache.cli.exits import status_of
@@ -336,3 +337,22 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     command = f"{sys.executable} -m statecache where runs/42 | true; {sys.executable} -m statecache --help | true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("word", app.command_line().commands)
+def test_a_part_of_the_command_line_is_what_the_whole_has_under_that_name(word: str) -> None:
+    part, whole = app.command_line(word).commands, app.command_line().commands
+    assert [*part] == [word]
+    assert _helps(part[word]) == _helps(whole[word])
+    assert len(whole) > 30
+
+
+def _helps(command: Any) -> list[str]:
+    """Return the help of a command and of all below it."""
+    below = [one for name in getattr(command, "commands", {}) for one in _helps(command.commands[name])]
+    return [command.get_help(typer.Context(command, info_name="it")), *below]
+
+
+@pytest.mark.parametrize("word", ["", "no-such-command", "--help"])
+def test_what_names_no_command_has_the_whole_command_line(word: str) -> None:
+    assert [*app.command_line(word).commands] == [*app.command_line().commands]

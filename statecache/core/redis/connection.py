@@ -28,7 +28,7 @@ from redis.exceptions import (
 )
 
 from statecache import _process
-from statecache._tls import FILES, check_tls_files, files_without_tls, is_closed_by_peer, is_tls_refused
+from statecache._tls import FILES, KeptContext, check_tls_files, files_without_tls, is_closed_by_peer, is_tls_refused
 from statecache.clock import monotonic
 from statecache.concurrency import TASKS, Concurrency, TooLittleTime, no_answer
 from statecache.concurrency.sockets import is_buffered, unread_bytes
@@ -92,7 +92,8 @@ def dialer(settings: Settings, *, protocol: int = 2, io: Concurrency = TASKS) ->
         raise ConfigurationError(
             f"redis_url {masked(settings.redis_url)}: no connection has an option {unknown}"
         ) from None
-    return lambda: kind(**options)
+    context = KeptContext(options)
+    return lambda: context.shared_by(kind(**options))
 
 
 def _no_database(error: ResponseError, where: str) -> ConfigurationError | None:

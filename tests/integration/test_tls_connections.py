@@ -1,0 +1,93 @@
+"""Connections that speak TLS share what they trust and who they are, for as long as the files say the same."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statecache import Settings
+from statecache.core.redis.tier import RedisTier
+from statecache.errors import RedisUnavailable
+from statecache.keys import KeySpace
+from tests.fixtures.servers import MakeSettings
+from tests.fixtures.tls import tls_files
+
+TOGETHER = 8
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry for each time that the system's authorities were read."""
+    read: list[None] = []
+    whole: Any = ssl.SSLContext.load_default_certs
+
+    def counted(context: ssl.SSLContext, *purpose: Any) -> None:
+        read.append(None)
+        whole(context, *purpose)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", counted)
+    return read
+
+
+def _tier(settings: Settings) -> RedisTier:
+    return RedisTier(settings, KeySpace(settings.prefix, settings.shards))
+
+
+async def _linked(tier: RedisTier) -> None:
+    link = await tier.link()
+    await link.close()
+
+
+async def test_connections_that_are_opened_together_and_later_read_the_authorities_once(
+    make_settings: MakeSettings, tls: tuple[str, Path], read: list[None]
+) -> None:
+    url, folder = tls
+    tier = _tier(make_settings(redis_url=url, **tls_files(folder)))
+    read.clear()
+    await asyncio.gather(*(_linked(tier) for _ in range(TOGETHER)))
+    await _linked(tier)
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize("replaced", [("ca.pem", "other.pem"), ("client.pem", "other.pem")], ids=str)
+async def test_a_file_that_is_replaced_counts_from_the_next_connection_on(
+    make_settings: MakeSettings, tls: tuple[str, Path], tmp_path: Path, read: list[None], replaced: tuple[str, str]
+) -> None:
+    url, folder = tls
+    for name in ("ca.pem", "client.pem", "client.key"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    tier = _tier(make_settings(redis_url=url, **tls_files(tmp_path)))
+    await _linked(tier)
+    there, another = replaced
+    (tmp_path / there).write_bytes((folder / another).read_bytes())
+    if there == "client.pem":
+        key = another.replace(".pem", ".key")
+        (tmp_path / "client.key").write_bytes((folder / key).read_bytes())
+    with pytest.raises(RedisUnavailable) as caught:
+        await tier.link()
+    refused = ("tls",) if there == "ca.pem" else ("tls", "connect")  # a server refuses behind TLS 1.3's handshake
+    assert caught.value.reason in refused
+    for name in ("ca.pem", "client.pem", "client.key"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    read.clear()
+    await _linked(tier)
+    await _linked(tier)
+    assert len(read) == 1
+
+
+async def test_a_context_named_in_the_url_is_made_anew_too(
+    make_settings: MakeSettings, tls: tuple[str, Path], tmp_path: Path
+) -> None:
+    url, folder = tls
+    (tmp_path / "ca.pem").write_bytes((folder / "ca.pem").read_bytes())
+    named = f"{url}?ssl_ca_certs={tmp_path}/ca.pem&ssl_certfile={folder}/client.pem&ssl_keyfile={folder}/client.key"
+    tier = _tier(make_settings(redis_url=named))
+    await _linked(tier)
+    (tmp_path / "ca.pem").write_bytes((folder / "other.pem").read_bytes())
+    with pytest.raises(RedisUnavailable) as caught:
+        await tier.link()
+    assert caught.value.reason == "tls"
