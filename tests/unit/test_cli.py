@@ -341,16 +341,18 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 @pytest.mark.parametrize("word", app.command_line().commands)
 def test_a_part_of_the_command_line_is_what_the_whole_has_under_that_name(word: str) -> None:
-    part, whole = app.command_line(word).commands, app.command_line().commands
-    assert [*part] == [word]
-    assert _helps(part[word]) == _helps(whole[word])
-    assert len(whole) > 30
+    part, whole = app.command_line(word), app.command_line()
+    assert [*part.commands] == [word]
+    top = typer.Context(whole, info_name="statecache", **whole.context_settings)
+    assert _helps(part.commands[word], parent=top) == _helps(whole.commands[word], parent=top)
+    assert len(whole.commands) > 30
 
 
-def _helps(command: Any) -> list[str]:
+def _helps(command: Any, *, parent: typer.Context) -> list[str]:
     """Return the help of a command and of all below it."""
-    below = [one for name in getattr(command, "commands", {}) for one in _helps(command.commands[name])]
-    return [command.get_help(typer.Context(command, info_name="it")), *below]
+    context = typer.Context(command, parent=parent, info_name=command.name)
+    below = getattr(command, "commands", {}).values()
+    return [command.get_help(context), *(text for one in below for text in _helps(one, parent=context))]
 
 
 @pytest.mark.parametrize("word", ["", "no-such-command", "--help"])
