@@ -113,12 +113,12 @@ class KeptContext:
 
 
 def _stamp(path: str) -> tuple[int, ...]:
-    """Return numbers that change where a file is written or replaced."""
+    """Return numbers that change where a file is written or replaced, whatever time it is given."""
     try:
         found = os.stat(path)
     except OSError:
         return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _said(error: ssl.SSLError) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +81,30 @@ async def test_a_file_that_is_replaced_counts_from_the_next_connection_on(
     assert len(read) == 1
 
 
-async def test_a_context_named_in_the_url_is_made_anew_too(
-    make_settings: MakeSettings, tls: tuple[str, Path], tmp_path: Path
+def _another_link(file: Path, another: Path) -> None:
+    """Have the name lead to another file, as a mounted secret that is renewed does."""
+    link = file.with_name("fresh")
+    link.symlink_to(another)
+    link.replace(file)
+
+
+def _written_over(file: Path, another: Path) -> None:
+    """Write into the file, and give it the time that it had, and its length."""
+    times, length = file.stat(), len(file.read_bytes())
+    file.write_bytes(another.read_bytes().ljust(length, b"\n")[:length])
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize("replace", [_another_link, _written_over])
+async def test_a_file_that_is_named_in_the_url_counts_however_it_is_replaced(
+    make_settings: MakeSettings, tls: tuple[str, Path], tmp_path: Path, replace: Callable[[Path, Path], None]
 ) -> None:
     url, folder = tls
-    (tmp_path / "ca.pem").write_bytes((folder / "ca.pem").read_bytes())
+    (tmp_path / "ca.pem").write_bytes((folder / "ca.pem").read_bytes() + b"\n" * 100)
     named = f"{url}?ssl_ca_certs={tmp_path}/ca.pem&ssl_certfile={folder}/client.pem&ssl_keyfile={folder}/client.key"
     tier = _tier(make_settings(redis_url=named))
     await _linked(tier)
-    (tmp_path / "ca.pem").write_bytes((folder / "other.pem").read_bytes())
+    replace(tmp_path / "ca.pem", folder / "other.pem")
     with pytest.raises(RedisUnavailable) as caught:
         await tier.link()
     assert caught.value.reason == "tls"
