@@ -22,19 +22,21 @@ WAIT_S = 60.0
 
 
 async def test_a_short_run_sees_nothing_too_old(tmp_path: Path) -> None:
-    """On a machine that was too slow for its faults it is run again, for longer."""
+    """On a machine that was too slow to show much it is run again, for longer."""
     for times in (1, 3):
         told: list[str] = []
         folder = tmp_path / str(times)
         folder.mkdir()
         result = await run(SEED, SECONDS * times, folder, told.append)
         assert result.violations == 0, "\n".join([*told, *result.findings, f"journals: {folder}"])
-        if sum(result.faults.values()) > 5:
+        if shown := _shows_much(result):
             break
-    assert result.local_hits > 100
-    assert result.near["hits"] > 100
-    assert result.writes > 100
-    assert sum(result.faults.values()) > 5
+    assert shown, result
+
+
+def _shows_much(result: Result) -> bool:
+    reads = (result.local_hits, result.near["hits"])
+    return sum(result.faults.values()) > 5 and min(*reads, result.writes) > 100
 
 
 def test_a_plan_is_its_seed_and_holds_every_fault() -> None:
