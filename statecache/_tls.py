@@ -13,7 +13,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from statecache.errors import ConfigurationError
-from statecache.settings import variable_of
+from statecache.settings import process_environment, variable_of
 
 FILES = {
     "ssl_ca_certs": "redis_ca_file",
@@ -92,19 +92,25 @@ class KeptContext:
 
     To read the system's authorities takes 30 to 50 ms, in which the event loop stands still. The context is made anew
     where a file that it was made of is another one now, so that a certificate can be replaced under a running client.
+    What a folder of authorities holds does not show in the folder: where one is named, each connection has its own.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        system = ssl.get_default_verify_paths()
-        named = [*map(options.get, (*FILES, "ssl_ca_path")), system.cafile, system.capath]
-        self._paths = [path for path in named if path]
+        system, given = ssl.get_default_verify_paths(), process_environment()
+        trusted = [
+            given.get(system.openssl_cafile_env, system.openssl_cafile),
+            given.get(system.openssl_capath_env, system.openssl_capath),
+        ]
+        self._in_folder = bool(options.get("ssl_ca_path"))
+        self._paths = [path for path in map(options.get, FILES) if path]
+        self._paths += [path for paths in trusted for path in paths.split(os.pathsep) if path]
         self._kept: Any = None
         self._made_of: list[tuple[int, ...]] = []
 
     def shared_by(self, connection: Any) -> Any:
         """Return a connection that is not open yet, and that uses the context if it has one beside it."""
         its_own = getattr(connection, "ssl_context", None)
-        if its_own is not None:
+        if its_own is not None and not self._in_folder:
             now = list(map(_stamp, self._paths))
             if self._kept is None or now != self._made_of:  # looked at first: it is made when a connection is opened
                 self._kept, self._made_of = its_own, now

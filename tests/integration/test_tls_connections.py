@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,53 @@ async def test_a_file_that_is_named_in_the_url_counts_however_it_is_replaced(
     tier = _tier(make_settings(redis_url=named))
     await _linked(tier)
     replace(tmp_path / "ca.pem", folder / "other.pem")
+    with pytest.raises(RedisUnavailable) as caught:
+        await tier.link()
+    assert caught.value.reason == "tls"
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "SSL_CERT_DIR"])
+async def test_an_authority_of_the_systems_that_appears_or_goes_counts_from_the_next_connection_on(
+    make_settings: MakeSettings, tls: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    url, folder = tls
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    file = first / (f"{_hashed(folder / 'ca.pem')}.0" if variable == "SSL_CERT_DIR" else "authorities.pem")
+    monkeypatch.setenv(variable, f"{first}{os.pathsep}{second}" if variable == "SSL_CERT_DIR" else str(file))
+    file.write_bytes((folder / "ca.pem").read_bytes())
+    settings = make_settings(redis_url=url, **tls_files(folder, ca=""))
+    file.unlink()
+    tier = _tier(settings)
+    for _ in range(2):
+        await _refused(tier)
+        file.write_bytes((folder / "ca.pem").read_bytes())
+        await _linked(tier)
+        file.unlink()
+    await _refused(tier)
+
+
+async def test_a_folder_of_authorities_is_read_for_each_connection(
+    make_settings: MakeSettings, tls: tuple[str, Path], tmp_path: Path
+) -> None:
+    url, folder = tls
+    file = tmp_path / f"{_hashed(folder / 'ca.pem')}.0"
+    file.write_bytes((folder / "ca.pem").read_bytes())
+    of_client = f"ssl_certfile={folder}/client.pem&ssl_keyfile={folder}/client.key"
+    tier = _tier(make_settings(redis_url=f"{url}?ssl_ca_path={tmp_path}&{of_client}"))
+    await _linked(tier)
+    file.write_bytes((folder / "other.pem").read_bytes())
+    await _refused(tier)
+
+
+def _hashed(certificate: Path) -> str:
+    """Return the name under which OpenSSL looks for an authority in a folder."""
+    asked = ["openssl", "x509", "-hash", "-noout", "-in", str(certificate)]
+    return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+
+
+async def _refused(tier: RedisTier) -> None:
     with pytest.raises(RedisUnavailable) as caught:
         await tier.link()
     assert caught.value.reason == "tls"
