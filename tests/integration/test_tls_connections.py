@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from statecache import Settings
+from statecache.concurrency import TASKS, THREADS
 from statecache.core.redis.tier import RedisTier
 from statecache.errors import RedisUnavailable
 from statecache.keys import KeySpace
@@ -146,10 +147,29 @@ async def test_a_folder_of_authorities_is_read_for_each_connection(
     await _refused(tier)
 
 
+@pytest.mark.parametrize("io", [TASKS, THREADS], ids=["async", "sync"])
+async def test_nobody_is_asked_for_the_password_of_a_key_that_is_encrypted_now(
+    make_settings: MakeSettings, tls: tuple[str, Path], tmp_path: Path, io: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url, folder = tls
+    for name in ("client.pem", "client.key"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    settings = make_settings(redis_url=url, **tls_files(folder) | tls_files(tmp_path, ca=""))
+    tier = RedisTier(settings, KeySpace(settings.prefix, settings.shards), io=io)
+    await _linked(tier)
+    _openssl("rsa", "-aes256", "-passout", "pass:secret", "-in", folder / "client.key", "-out", tmp_path / "client.key")
+    with pytest.raises(RedisUnavailable):
+        await tier.link()
+    assert "pass phrase" not in "".join(capfd.readouterr())
+
+
 def _hashed(certificate: Path) -> str:
     """Return the name under which OpenSSL looks for an authority in a folder."""
-    asked = ["openssl", "x509", "-hash", "-noout", "-in", str(certificate)]
-    return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    return _openssl("x509", "-hash", "-noout", "-in", certificate).strip()
+
+
+def _openssl(*words: str | Path) -> str:
+    return subprocess.run(["openssl", *words], check=True, capture_output=True, text=True).stdout
 
 
 async def _refused(tier: RedisTier) -> None:

@@ -68,7 +68,7 @@ def dialer(settings: Settings, *, protocol: int = 2, io: Concurrency = TASKS) ->
     kind: Any = options.pop("connection_class", io.dialect().Connection)
     files = {option: path for option, setting in FILES.items() if (path := getattr(settings, setting))}
     if settings.redis_url.startswith("rediss://"):
-        options |= files
+        options = {"ssl_password": ""} | options | files  # without a password OpenSSL asks the terminal for one
         check_tls_files(options)
     elif files:
         raise files_without_tls(masked(settings.redis_url), list(files))
