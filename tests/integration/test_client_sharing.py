@@ -69,11 +69,9 @@ async def test_who_only_queues_in_this_process_is_told_so_and_is_not_applied(few
         assert written
         assert refused
         assert len(written) + len(refused) >= len(names) - CONNECTIONS  # a process that is busy may read too late
-        waited = r"\(pool\): waited [12](\.\d+)? s for a connection of 4(, none of which is open yet)?\. This proc"
-        opened = r"\(connect\): .* of which this process was busy"  # a late answer closes the connection it comes on
-        told = [(re.search(waited, str(error)), re.search(opened, str(error))) for error in refused.values()]
-        assert all(in_pool or too_late for in_pool, too_late in told)
-        assert any(in_pool for in_pool, _ in told)
+        for error in refused.values():
+            told = r"\(pool\): waited [12](\.\d+)? s for a connection of 4(, none of which is open yet)?\. This proc"
+            assert re.search(told, str(error))  # a late answer closes the connection on which it comes
         kept = await client.get_many([*refused], read="primary")
     assert {state and state.value for state in kept.values()} == {"before"}
 

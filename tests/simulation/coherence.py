@@ -45,7 +45,7 @@ from tests.simulation.reader import PROCESSES, SYNC_PROCESSES
 from tests.simulation.severing import Severing, enough, plan
 
 SECONDS = 20.0
-ENDING_S = 150.0
+ENDING_S = 100.0
 LIVE_S = 30.0
 SESSIONS = 4
 WINDOW_S = 1.0
