@@ -45,6 +45,7 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     so that it may be another commit's. `locks` are the leases it has to show, `turn` is passed on with it. `waited_s`
     is how long it has waited for connections, which others of this process have; once it was `loaded` for, it waits
     ahead of them. `install` is what was loaded and is not known to be installed: the next attempt takes it along.
+    `spent` is for what its time was spent between two attempts, in seconds.
     """
 
     change_id: str
@@ -72,6 +73,7 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     waited_s: float = 0.0
     loaded: bool = False
     install: Install | None = None
+    spent: dict[str, float] = {}
 
     @property
     def passes(self) -> bool:
@@ -149,6 +151,10 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
         if self.last_error is None or now + LATE_S < self.end:
             self.last_error = error
         return self.last_error
+
+    def spend(self, what: str, seconds: float) -> None:
+        """Note what that many seconds were spent on."""
+        self.spent[what] = self.spent.get(what, 0.0) + seconds
 
     def unanswered(self, error: StateCacheError) -> None:
         """Note that the attempt may have been executed, or may yet be."""

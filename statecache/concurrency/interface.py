@@ -132,6 +132,10 @@ class Concurrency(ABC):
         """Return a signal, not yet set."""
 
     @abstractmethod
+    async def answered(self, signal: Any, seconds: float) -> None:
+        """Wait for a signal that a server's answer sets; raise TimeoutError where it is not set in so many seconds."""
+
+    @abstractmethod
     def batcher(self, go: Any) -> Any:
         """Return a carrier of questions."""
 

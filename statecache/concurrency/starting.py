@@ -11,11 +11,13 @@ def start(thread: Thread) -> None:
     """Start a thread; raise what a signal handler raised meanwhile.
 
     `Thread.start` waits until the thread runs. A handler that raises as that wait ends has Python release a lock that
-    it has not taken back yet, and a RuntimeError about that hides what was raised: Ctrl-C would look like a defect.
+    it has not taken back yet, and a RuntimeError about that hides what was raised: Ctrl-C would look like a defect. One
+    that raises just before has Python take the thread off a list on which it is no more, which is a KeyError.
     """
     try:
         thread.start()
-    except RuntimeError as error:
-        if str(error) != _BROKEN or error.__context__ is None:
+    except (RuntimeError, KeyError) as error:
+        met = isinstance(error, KeyError) or str(error) == _BROKEN
+        if not met or error.__context__ is None:
             raise
         raise error.__context__ from None

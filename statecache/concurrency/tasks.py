@@ -17,6 +17,7 @@ from statecache.concurrency.blocking import refused
 from statecache.concurrency.bounding import TaskTimeout, task_opened, task_severed
 from statecache.concurrency.exchanging import rows_of, sent
 from statecache.concurrency.interface import Background, Beside, Concurrency, Slots
+from statecache.concurrency.lateness import Lateness, unanswered
 from statecache.concurrency.slots import TaskSlots
 from statecache.concurrency.sockets import (
     TaskDeadline,
@@ -77,6 +78,12 @@ class Tasks(Concurrency):
     ) -> bool:
         """Wait for a signal that the task which reads will set."""
         return await signal.wait(seconds)
+
+    async def answered(self, signal: TaskSignal, seconds: float) -> None:
+        """Wait for a signal that a server's answer sets; raise TimeoutError where it is not set in so many seconds."""
+        async with Lateness(seconds):
+            if not await signal.wait(seconds):
+                raise unanswered(seconds)
 
     async def finished(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for something short, which runs to its end even if the caller is cancelled meanwhile."""

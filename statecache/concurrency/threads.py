@@ -16,6 +16,7 @@ from statecache.concurrency.blocking import BlockingPostgres, BlockingRedis, pas
 from statecache.concurrency.bounding import BoundConnection, ThreadTimeout, thread_opened
 from statecache.concurrency.exchanging import rows_of, sent
 from statecache.concurrency.interface import Background, Beside, Concurrency, Slots
+from statecache.concurrency.lateness import unanswered
 from statecache.concurrency.running import run
 from statecache.concurrency.slots import ThreadSlots
 from statecache.concurrency.sockets import (
@@ -97,6 +98,11 @@ class Threads(Concurrency):
                 _reading.discard(me)
                 reads.release()
         return signal.is_set
+
+    async def answered(self, signal: ThreadSignal, seconds: float) -> None:
+        """Wait for a signal that a server's answer sets; raise TimeoutError where it is not set in so many seconds."""
+        if not await signal.wait(seconds):
+            raise unanswered(seconds)
 
     async def finished(self, work: Coroutine[Any, Any, T]) -> T:
         """Do the work: nobody cancels a thread."""

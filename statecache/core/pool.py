@@ -14,15 +14,15 @@ that first used it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from math import inf
-from typing import Any, Generic, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, Generic
 
-from statecache._process import begins_anew_after_fork, mutex
+from statecache._process import begins_anew_after_fork
 from statecache.clock import monotonic
 from statecache.concurrency import SILENCE_S, Concurrency, Slot
-from statecache.errors import Unavailable, UsageError
+from statecache.core.idle import C, Idle
+from statecache.errors import StateCacheError, Unavailable, UsageError
 
 LEFT_S = 0.2
 """How much of its time a call that waits for a connection has left for the server, in seconds: else nothing is sent."""
@@ -43,52 +43,20 @@ def _is_too_late(waited: float, seconds: float) -> bool:
     return seconds - waited < (seconds - _patience(seconds)) / 2
 
 
-class Pooled(Protocol):
-    """A connection that a pool can lend: it knows whether it is alive, and can be closed.
-
-    `heard_at` is when something was last heard on it; `silent_since`, of one that failed, the moment up to which others
-    that were not heard later are doubted with it. `slot` and `hold` are the pool's: the connection's place among those
-    lent, and among those held. So a borrower who is interrupted keeps no place.
-    """
-
-    heard_at: float
-    silent_since: float
-    slot: Slot | None
-    hold: Slot | None
-
-    @property
-    def alive(self) -> bool:
-        """Whether the connection still stands, as far as this side knows."""
-
-    def abandon(self) -> None:
-        """Let go of a connection that belongs to the parent of this process, without a word to the server."""
-
-    def let_go(self) -> None:
-        """Close an idle connection whose client nobody uses any more; take no lock and wait for nothing."""
-
-    async def close(self) -> None:
-        """Close the connection at once."""
-
-    async def sever(self) -> None:
-        """Shut the socket of a connection that another caller may be using: he gets an error, and closes it."""
-
-    async def end(self) -> None:
-        """Close an idle connection, and wait until it is closed."""
-
-
-C = TypeVar("C", bound=Pooled)
-
-
 class Pool(Generic[C]):
-    """A pool that lends at most `size` connections; `open_one` makes one in so many seconds, or raises the reason."""
+    """A pool that lends at most `size` connections; `open_one` makes one, or raises the reason.
+
+    `late` returns the error of who waited in vain for one to be opened.
+    """
 
     def __init__(
         self,
-        open_one: Callable[[float], Awaitable[C]],
+        open_one: Callable[[], Awaitable[C]],
         *,
         io: Concurrency,
         size: int,
         busy: type[Unavailable],
+        late: Callable[[TimeoutError], StateCacheError],
         what: str,
     ) -> None:
         self._io = io
@@ -96,33 +64,34 @@ class Pool(Generic[C]):
         self._size = size
         self._holds_max = max(1, size // 2)
         self._busy = busy
+        self._late = late
         self._what = what
         self._closed = False
         self._parents: list[C] = []
-        self._inherited: list[C] = []
-        self._idle: list[C] = []
-        self._opened: WeakKeyDictionary[C, None] = WeakKeyDictionary()
-        self.begin_anew(mutex())
+        self._inherited: list[C | Idle[C]] = []
+        self._begin()
         begins_anew_after_fork(self)
 
-    def begin_anew(self, _: AbstractContextManager[Any]) -> None:
-        """Empty the pool of a forked child, which parts with its parent's connections once it uses the pool."""
-        for connection in (*self._idle, *self._all_lent()):
-            connection.slot = connection.hold = None
-            self._parents.append(connection)
+    def _begin(self) -> None:
         self._place: object = None
         self._slots = self._io.slots(self._size)
         self._holds = self._io.slots(self._holds_max)
-        self._idle = []
-        self._opened = WeakKeyDictionary()
+        self._idle: Idle[C] = Idle(self._open_one, io=self._io, size=self._size, late=self._late)
         self._silent_since = -inf
-        self._trouble: tuple[str, str] | None = None  # what the last one failed with; an error would keep its callers
         self.longest_wait_s = 0.0
+
+    def begin_anew(self, _: AbstractContextManager[Any]) -> None:
+        """Empty the pool of a forked child, which parts with its parent's connections once it uses the pool."""
+        for connection in (*self._idle, *self._idle.lent()):
+            connection.slot = connection.hold = None
+            self._parents.append(connection)
+        self._inherited.append(self._idle)  # whose tasks nothing may end
+        self._begin()
 
     @property
     def lent(self) -> int:
         """The number of connections that are lent by this process."""
-        return len(self._all_lent())
+        return len(self._idle.lent())
 
     async def take(self, seconds: float, *, ahead: bool = False) -> C:
         """Lend a connection, waiting for at most that many seconds for one to be free.
@@ -131,23 +100,27 @@ class Pool(Generic[C]):
         """
         if self._parents:
             self._part()
-        if self._closed:
-            raise UsageError("it is closed", hint="Make a new client.")
+        self._check_open()
         self.check_place()
         self._place = self._io.place()
         slot = self._slots.acquire_now()
         if slot is None:
             slot, seconds = await self._wait_for_slot(seconds, ahead)
         try:
-            connection = self._revived() or await self._new(seconds)
+            self._check_open()
+            connection = self._idle.revived() or await self._idle.get(seconds)
             if self._closed:  # meanwhile
                 await connection.close()
-                raise UsageError("it is closed", hint="Make a new client.")
+                raise _closed()
         except BaseException:  # whatever hindered it, the slot is free again
             slot.release()
             raise
         connection.slot = slot
         return connection
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _closed()
 
     def check_place(self) -> None:
         """Raise UsageError where another event loop has used the pool."""
@@ -183,41 +156,10 @@ class Pool(Generic[C]):
             self._inherited.append(connection)
             connection.abandon()
 
-    def _revived(self) -> C | None:
-        """Return the idle connection that was used last and still stands; several threads may call it at once."""
-        while True:
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                return None
-            if connection.alive:
-                return connection
-
     def _note(self, connection: C) -> None:
         """Note what the failure of a connection says about the others."""
         if not connection.alive:
             self._silent_since = max(self._silent_since, connection.silent_since)
-
-    def _all_opened(self) -> list[C]:
-        opened = (known() for known in self._opened.keyrefs())  # of a set that other threads change meanwhile
-        return [one for one in opened if one is not None]
-
-    def _all_lent(self) -> list[C]:
-        return [one for one in self._all_opened() if one.slot is not None]
-
-    @property
-    def _is_open(self) -> bool:
-        """Whether there is a connection that stands."""
-        return any(one.alive for one in self._all_opened())
-
-    async def _new(self, seconds: float) -> C:
-        try:
-            connection = await self._open_one(seconds)
-        except Unavailable as error:
-            self._trouble = error.detail, error.hint
-            raise
-        self._opened[connection], self._trouble = None, None
-        return connection
 
     async def _wait_for_slot(self, seconds: float, ahead: bool) -> tuple[Slot, float]:
         """Return a slot once a connection is free, and the seconds that are left."""
@@ -237,14 +179,15 @@ class Pool(Generic[C]):
 
         Where nobody has a connection, their number is not what is in the way.
         """
-        told, trouble = f"waited {waited:.2g} s for {what or f'a connection of {self._size}'}", self._trouble
+        told, trouble = f"waited {waited:.2g} s for {what or f'a connection of {self._size}'}", self._idle.trouble
+        stands = any(one.alive for one in self._idle.all())
         hint = (
             f"This process has more calls under way than connections to {self._what}: raise "
             f"{self._what.lower()}_connections_max, have fewer calls under way at once, or use set_many, get_many."
         )
-        if not self._is_open and trouble is None:
+        if not stands and trouble is None:
             told += ", none of which is open yet"
-        elif not self._is_open and trouble is not None:
+        elif not stands and trouble is not None:
             told, hint = f"{told}, none of which could be opened: {trouble[0]}", trouble[1]
         return self._busy("pool", detail=told, hint=hint)
 
@@ -255,27 +198,23 @@ class Pool(Generic[C]):
         if slot is None:
             return
         self._note(connection)
-        self._idle.append(connection)
+        self._idle.put(connection)
         slot.release()
         if hold is not None:
             hold.release()
-        if self._closed:
-            self.let_go()
 
     async def drop_idle(self, *, all_of_them: bool = False) -> None:
         """Close the idle connections that are doubted since another one failed, or all of them."""
-        for connection in self._all_lent():
+        for connection in self._idle.lent():
             self._note(connection)
-        for connection in list(self._idle):
-            if all_of_them or connection.heard_at <= self._silent_since:
-                with suppress(ValueError):  # another thread has taken it meanwhile
-                    self._idle.remove(connection)
-                    await connection.close()
+        for connection in self._idle:
+            doubted = all_of_them or connection.heard_at <= self._silent_since
+            if doubted and self._idle.remove(connection):
+                await connection.close()
 
     def let_go(self) -> None:
         """Close the idle connections, when nobody can borrow any more; a finalizer calls it too."""
-        while (idle := self._revived()) is not None:
-            idle.let_go()
+        self._idle.let_go()
 
     async def close(self) -> None:
         """Close the idle connections, and shut the lent ones, which who uses them closes; no more can be taken.
@@ -284,7 +223,10 @@ class Pool(Generic[C]):
         """
         self._closed = True
         self._part()
-        while (idle := self._revived()) is not None:
-            await idle.end()
-        for connection in self._all_lent():
+        await self._idle.close(_closed())
+        for connection in self._idle.lent():
             await connection.sever()
+
+
+def _closed() -> UsageError:
+    return UsageError("it is closed", hint="Make a new client.")

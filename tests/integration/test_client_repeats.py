@@ -86,7 +86,7 @@ class Stray:
 
     async def lose(self, until: Fault) -> None:
         """Cut the first attempt off, and wait until the fault strikes that the repeat meets."""
-        for link in self._client._runtime.redis.pool._all_lent():
+        for link in self._client._runtime.redis.pool._idle.lent():
             await link.close()
         await until.wait()
 

@@ -16,6 +16,7 @@ from tests.fixtures.faults import through
 from tests.fixtures.locks import KEY, Place
 from tests.fixtures.servers import MakeClient, every_redis
 from tests.support.fault_proxy import FaultProxy
+from tests.support.polling import pause
 
 pytestmark = pytest.mark.counts_seconds
 
@@ -107,6 +108,25 @@ async def test_who_has_hardly_any_time_left_sends_nothing(make_client: MakeClien
     state = await client.get("runs/1")
     assert state is not None
     assert (state.value, state.version) == ("before", 1)
+
+
+async def test_a_commit_whose_time_was_up_says_what_it_was_spent_on(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncStateCache(settings=settings) as client:
+        hydrator = client._runtime.hydrator
+        look = hydrator.look
+
+        async def slowly(keys: Any, *, end: float) -> Any:
+            looked = await look(keys, end=end)
+            while monotonic() < end:
+                await pause()
+            return looked
+
+        monkeypatch.setattr(hydrator, "look", slowly)
+        told = rf"{_LATE}, of which (.*, )?0\.[1-4]\d* s loading states from Postgres\. Whether"
+        with pytest.raises(RedisUnavailable, match=told):
+            await client.set("runs/1", 1, timeout=0.4)
 
 
 async def test_a_transaction_that_has_hardly_any_time_left_at_its_end_sends_nothing(cache: AsyncStateCache) -> None:

@@ -178,6 +178,11 @@ class FaultProxy:
         """The ports by which the server knows the open connections."""
         return set(self._lines)
 
+    @property
+    def standing(self) -> int:
+        """The number of clients' connections that are open."""
+        return len(self._tasks)
+
     def cut(self, ports: Iterable[int]) -> None:
         """Close the connections that the server knows by these ports."""
         for port in ports:

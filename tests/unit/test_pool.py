@@ -9,49 +9,19 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from math import inf
-from typing import Any
 from weakref import ref
 
 import pytest
 
 from statecache._process import mutex
 from statecache.clock import monotonic
-from statecache.concurrency import TASKS, THREADS, run
+from statecache.concurrency import THREADS, run
 from statecache.core.pool import Pool, silent_since
 from statecache.errors import RedisUnavailable, UsageError
+from tests.support.polling import pause
+from tests.support.pooled import Line, pool_of
 
 WAIT_S = 20.0
-
-
-class Line:
-    """A connection to nowhere."""
-
-    def __init__(self) -> None:
-        self.alive = True
-        self.heard_at = 0.0
-        self.silent_since = -inf
-        self.slot: Any = None
-        self.hold: Any = None
-        self.abandoned = False
-        self.severed = False
-        self.closed = 0
-
-    def let_go(self) -> None:
-        """Note that its client is gone."""
-        self.closed += 1
-
-    def abandon(self) -> None:
-        self.abandoned = True
-
-    async def close(self) -> None:
-        self.alive = False
-        self.closed += 1
-
-    async def sever(self) -> None:
-        self.severed = True
-
-    async def end(self) -> None:
-        await self.close()
 
 
 class Dialed:
@@ -60,12 +30,10 @@ class Dialed:
     def __init__(self) -> None:
         self.lines: list[Line] = []
         self.failing = False
-        self.seconds = 0.0
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def __call__(self, seconds: float) -> Line:
-        self.seconds = seconds
+    async def __call__(self) -> Line:
         await self.answers.wait()
         if self.failing:
             raise RedisUnavailable("connect", detail="told to")
@@ -74,7 +42,7 @@ class Dialed:
 
 
 def _pool(size: int, dialed: Dialed | None = None) -> Pool[Line]:
-    return Pool(dialed or Dialed(), io=TASKS, size=size, busy=RedisUnavailable, what="Redis")
+    return pool_of(size, dialed or Dialed())
 
 
 async def test_an_idle_connection_is_lent_again() -> None:
@@ -201,15 +169,19 @@ async def test_a_dead_connection_is_not_lent_again() -> None:
 async def test_who_waited_for_a_slot_has_that_much_less_time_to_connect() -> None:
     dialed = Dialed()
     pool = _pool(1, dialed)
-    line = await pool.take(WAIT_S)
-    assert dialed.seconds == WAIT_S
+    line, began = await pool.take(WAIT_S), monotonic()
 
     async def give_it_back_dead() -> None:
+        while monotonic() < began + 0.2:
+            await pause()
+        dialed.answers.clear()
         line.alive = False
         pool.give(line)
 
-    await asyncio.gather(pool.take(WAIT_S), give_it_back_dead())
-    assert dialed.seconds == WAIT_S - pool.longest_wait_s < WAIT_S
+    with pytest.raises(RedisUnavailable, match=r"no answer within 0\.[0-3]") as caught:
+        await asyncio.gather(pool.take(0.5), give_it_back_dead())
+    assert caught.value.reason == "connect"
+    assert 0.15 < pool.longest_wait_s < 0.5 <= monotonic() - began
 
 
 async def test_who_is_told_too_late_of_his_connection_asks_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,14 +251,15 @@ async def test_who_waits_or_connects_while_it_is_closed_gets_nothing_that_stays_
     dialing = asyncio.Event()
 
     class Slow(Dialed):
-        async def __call__(self, seconds: float) -> Line:
-            await dialing.wait()
-            return await super().__call__(seconds)
+        async def __call__(self) -> Line:
+            with suppress(asyncio.CancelledError):  # its connection was made nevertheless
+                await dialing.wait()
+            return await super().__call__()
 
     dialed = Slow()
     pool = _pool(1, dialed)
     both = [asyncio.create_task(pool.take(WAIT_S)) for _ in range(2)]
-    await asyncio.sleep(0)
+    await pause()
     await pool.close()
     dialing.set()
     assert [type(one) for one in await asyncio.gather(*both, return_exceptions=True)] == [UsageError] * 2
@@ -335,12 +308,12 @@ def test_threads_share_it_and_each_line_has_one_borrower() -> None:
     lock, lines = threading.Lock(), list[Line]()
     borrowers = Counter[int]()
 
-    async def dial(seconds: float) -> Line:
+    async def dial() -> Line:
         with lock:
             lines.append(Line())
             return lines[-1]
 
-    pool = Pool(dial, io=THREADS, size=3, busy=RedisUnavailable, what="Redis")
+    pool = pool_of(3, dial, io=THREADS)
 
     def work(number: int) -> None:
         for turn in range(60):

@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-from math import inf
-from typing import Any
-
 import pytest
 
 from statecache._process import mutex
-from statecache.concurrency import TASKS
 from statecache.core.pool import Pool
 from statecache.errors import RedisUnavailable
-
-
-class FakeConnection:
-    """A connection to nowhere."""
-
-    alive = True
-    heard_at = 0.0
-    silent_since = -inf
-    slot: Any = None
-    hold: Any = None
-
-    def let_go(self) -> None:
-        """Do nothing: there is nothing to let go of."""
-
-    def abandon(self) -> None:
-        """Do nothing: there is nothing to let go of."""
-
-    async def close(self) -> None:
-        self.alive = False
-
-    async def end(self) -> None:
-        self.alive = False
-
-    async def sever(self) -> None:
-        self.alive = False
+from tests.support.pooled import Line, pool_of
 
 
 class Dialed:
@@ -43,14 +15,14 @@ class Dialed:
 
     failing = False
 
-    async def __call__(self, seconds: float) -> FakeConnection:
+    async def __call__(self) -> Line:
         if self.failing:
             raise RedisUnavailable("connect", detail="told to")
-        return FakeConnection()
+        return Line()
 
 
-def _pool(size: int, dialed: Dialed | None = None) -> Pool[FakeConnection]:
-    return Pool(dialed or Dialed(), io=TASKS, size=size, busy=RedisUnavailable, what="Redis")
+def _pool(size: int, dialed: Dialed | None = None) -> Pool[Line]:
+    return pool_of(size, dialed or Dialed())
 
 
 async def test_who_asks_again_is_told_how_long_he_has_waited_in_all() -> None:

@@ -6,15 +6,13 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable
-from math import inf
 from typing import Any
 
 import pytest
 
 from statecache.concurrency import THREADS, run
 from statecache.concurrency.slots import TaskSlots, ThreadSlots
-from statecache.core.pool import Pool
-from statecache.errors import RedisUnavailable
+from tests.support.pooled import Line, pool_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
@@ -24,24 +22,6 @@ pytestmark = [
 
 WAIT_S = 20.0
 TIMES = 4000
-
-
-class Line:
-    """A connection to nowhere."""
-
-    alive, heard_at, silent_since = True, 0.0, -inf
-    slot: Any = None
-    hold: Any = None
-
-    def let_go(self) -> None:
-        """Do nothing: there is nothing to close."""
-
-    abandon = let_go
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to close."""
-
-    end = close
 
 
 def _interrupted(work: Callable[[], object], looks: Callable[[], object], right: object) -> None:
@@ -74,10 +54,10 @@ def _free(slots: Any) -> int:
 
 @pytest.mark.parametrize("hold", [False, True])
 def test_who_is_interrupted_while_it_is_lent_a_connection_keeps_none(hold: bool) -> None:
-    async def dial(seconds: float) -> Line:
+    async def dial() -> Line:
         return Line()
 
-    pool: Pool[Any] = Pool(dial, io=THREADS, size=2, busy=RedisUnavailable, what="Redis")
+    pool = pool_of(2, dial, io=THREADS)
 
     def work() -> None:
         line = run(pool.hold(1) if hold else pool.take(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,24 @@ def test_what_interrupts_the_start_is_raised_and_not_what_breaks_of_it() -> None
     with pytest.raises(KeyboardInterrupt):
         start(Interrupted(target=ran.set))
     assert ran.wait(60)
+
+
+def test_what_interrupts_it_before_the_thread_is_known_to_run_is_raised_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread runs, and has taken itself off the list of those that are being started, where Python looks for it."""
+    ran, begin = threading.Event(), threading._start_new_thread  # type: ignore[attr-defined]
+
+    def interrupted(*arguments: Any) -> None:
+        begin(*arguments)
+        assert ran.wait(60)
+        raise InterruptedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "_start_new_thread", interrupted)
+        with pytest.raises(KeyError):
+            threading.Thread(target=ran.set).start()
+        ran.clear()
+        with pytest.raises(InterruptedError):
+            start(threading.Thread(target=ran.set))
 
 
 def test_a_thread_that_cannot_be_started_says_so() -> None:

@@ -34,12 +34,17 @@ if TYPE_CHECKING:
 
 SEND_S_MIN = 0.005
 """With less time left than this, in seconds, nothing is sent: an answer could hardly come, and be looked for."""
+_TOLD_S = 0.01
+"""From how many seconds on it is told what a commit spent its time on."""
 
 
-def never_sent() -> RedisUnavailable:
+def never_sent(commit: Commit) -> RedisUnavailable:
     """Return the error of a commit whose time was up before it could be sent."""
+    spent = {"waiting for a connection": commit.waited_s} | commit.spent
+    told = [f"{seconds:.2g} s {what}" for what, seconds in spent.items() if seconds >= _TOLD_S]
+    went = f", of which {', '.join(told)}" if told else ""
     return RedisUnavailable(
-        "timeout", detail="the time was up before the commit was sent",
+        "timeout", detail=f"the time was up before the commit was sent{went}",
         hint="Whether Redis is up is not known. Give the call more time, or have fewer under way at once.",
     )  # fmt: skip
 

@@ -90,6 +90,15 @@ def new_change_id() -> str:
     return os.urandom(12).hex()
 
 
+_SPENT: dict[type[Next], str] = {
+    LookUp: "looking it up",
+    OpenShard: "opening its shard",
+    Load: "loading states from Postgres",
+    HeedPolicy: "reading policies",
+}
+"""What a commit's time is spent on between two attempts."""
+
+
 class Committer:
     """The commits of a client: it applies each, and returns its outcome."""
 
@@ -255,7 +264,7 @@ class Committer:
         while True:
             seconds = commit.end - monotonic()
             if seconds < SEND_S_MIN:
-                commit.fail(commit.lost_answer or commit.last_error or never_sent())
+                commit.fail(commit.lost_answer or commit.last_error or never_sent(commit))
             if commit.durability == "postgres" and not commit.passes:
                 committed = await self._applied_batched(commit, seconds)
                 if committed is not None:
@@ -348,18 +357,22 @@ class Committer:
 
     async def carry_out(self, commit: Commit, step: Next, replies: Sequence[Any]) -> Committed | None:
         """Do what a step says: return the result, raise the error, or return None to try again."""
-        match step:
-            case Applied(committed):
-                return await self._repeats.acknowledge(commit, committed, replies)
-            case LookUp(applied, position):
-                return await self._repeats.look_up(commit, applied=applied, position=position)
-            case OpenShard():
-                await self._opened(commit)
-            case Load(keys):
-                await self._load(commit, keys)
-            case HeedPolicy(found):
-                await self._policies.heed(commit, found)
-                note(retries=1)
-            case Again() | Pause() | Wait() | Refuse() | Fail():
-                await self._repeats.take(commit, step)
-        return None
+        if isinstance(step, Applied):
+            return await self._repeats.acknowledge(commit, step.committed, replies)
+        began = monotonic()
+        try:
+            match step:
+                case LookUp(applied, position):
+                    return await self._repeats.look_up(commit, applied=applied, position=position)
+                case OpenShard():
+                    await self._opened(commit)
+                case Load(keys):
+                    await self._load(commit, keys)
+                case HeedPolicy(found):
+                    await self._policies.heed(commit, found)
+                    note(retries=1)
+                case Again() | Pause() | Wait() | Refuse() | Fail():
+                    await self._repeats.take(commit, step)
+            return None
+        finally:
+            commit.spend(_SPENT.get(type(step), "between attempts"), monotonic() - began)

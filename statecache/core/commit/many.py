@@ -132,7 +132,7 @@ class ManyCommits:
         for some in _exchanges(call.next_round()):
             if monotonic() + SEND_S_MIN > call.end:
                 for commit in some:
-                    error = commit.lost_answer or commit.last_error or never_sent()
+                    error = commit.lost_answer or commit.last_error or never_sent(commit)
                     await self._fail(call, commit, error)
             else:
                 await self._exchange(call, some)

@@ -88,8 +88,7 @@ async def connect(
         connection: psycopg.AsyncConnection[Any] = await io.postgres(settings.postgres_url, options, seconds)
         return connection
     except TimeoutError as error:
-        hint = error.hint if isinstance(error, TooLittleTime) else _UP
-        raise PostgresUnavailable("connect", detail=f"{where}: {error}", hint=hint) from None
+        raise not_answered(error, settings) from None
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(f"postgres_url {where}: {_unquoted(brief(error))}") from None
     except psycopg.OperationalError as error:
@@ -105,6 +104,12 @@ async def connect(
         if not refused and over_tls:
             reason, hint = "tls", _TLS
         raise PostgresUnavailable(reason, detail=f"{where}: {brief(error)}", hint=hint) from None
+
+
+def not_answered(error: TimeoutError, settings: Settings) -> PostgresUnavailable:
+    """Return the error for a connection that could not be opened in the time that there was."""
+    hint = error.hint if isinstance(error, TooLittleTime) else _UP
+    return PostgresUnavailable("connect", detail=f"{masked(settings.postgres_url)}: {error}", hint=hint)
 
 
 class _IsoTime(Loader):

@@ -27,7 +27,7 @@ from statecache.clock import monotonic
 from statecache.concurrency import TASKS, Concurrency, no_answer
 from statecache.concurrency.bounding import shut
 from statecache.core.pool import Pool, silent_since
-from statecache.core.postgres.connection import brief, connect, milliseconds
+from statecache.core.postgres.connection import brief, connect, milliseconds, not_answered
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
 from statecache.settings import masked, pin_difference
@@ -166,8 +166,13 @@ class PostgresTier:
         self._worked: set[str] = set()
         """Names of the statements that this process has run: what they need was there once."""
         self.pool = Pool(
-            self.session, io=io, size=settings.postgres_connections_max, busy=PostgresUnavailable, what="Postgres"
-        )
+            self.session, io=io, size=settings.postgres_connections_max, busy=PostgresUnavailable,
+            late=self.late, what="Postgres",
+        )  # fmt: skip
+
+    def late(self, error: TimeoutError) -> PostgresUnavailable:
+        """Return the error of who had no time to wait for a connection."""
+        return not_answered(error, self._settings)
 
     async def session(self, seconds: float | None = None) -> Session:
         """Open one connection and compare the cluster's pin.

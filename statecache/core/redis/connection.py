@@ -8,8 +8,6 @@ byte in, cancellation included, closes the connection, so that no later caller r
 
 from __future__ import annotations
 
-import os
-import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,9 +17,6 @@ from typing import TYPE_CHECKING, Any
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
-    AuthorizationError,
-    BusyLoadingError,
-    NoPermissionError,
     NoScriptError,
     RedisError,
     ResponseError,
@@ -30,11 +25,11 @@ from redis.exceptions import (
 from statecache import _process
 from statecache._tls import FILES, KeptContext, check_tls_files, files_without_tls, is_closed_by_peer, is_tls_refused
 from statecache.clock import monotonic
-from statecache.concurrency import TASKS, Concurrency, TooLittleTime, no_answer
+from statecache.concurrency import TASKS, Concurrency, no_answer
 from statecache.concurrency.sockets import is_buffered, unread_bytes
 from statecache.core.pool import silent_since
+from statecache.core.redis.not_opened import CHECK_TLS, not_opened, perhaps_tls
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
-from statecache.redis_errors import NO_SENTINEL, of_cluster
 from statecache.resp import Command, packed
 from statecache.settings import masked
 
@@ -47,15 +42,8 @@ Dial = Callable[[], Any]
 """A function that makes a redis-py connection, not yet connected."""
 _MESSAGES_MAX = 16
 """How many pushed messages are returned at once."""
-_TLS = "Check redis_ca_file, redis_certificate_file, redis_key_file, and the server's name in redis_url."
-_ASYNCIO = re.compile(r"(Err(?:or|no) (\d+)\b[^()]*?)Connect call failed")
-"""What asyncio says in the place of the system's reason."""
-_CREDENTIALS = "Check user and password."
-_UP = "Is the server up, the URL right?"
-_MUTE = "A server without TLS leaves rediss:// unanswered."
 _ASKED = ("username", "password", "credential_provider", "client_name", "db")
 """A redis-py connection that has one of these has had an answer from the server once it is connected."""
-_PLAIN, _PERHAPS_TLS = "redis://", "The port may speak TLS: then the URL begins with rediss://."
 
 
 def dialer(settings: Settings, *, protocol: int = 2, io: Concurrency = TASKS) -> Dial:
@@ -94,18 +82,6 @@ def dialer(settings: Settings, *, protocol: int = 2, io: Concurrency = TASKS) ->
         ) from None
     context = KeptContext(options)
     return lambda: context.shared_by(kind(**options))
-
-
-def _no_database(error: ResponseError, where: str) -> ConfigurationError | None:
-    """Return the error for a server that does not have the URL's database, or None where it said something else."""
-    text = str(error)
-    if "SELECT is not allowed in cluster mode" in text:
-        return of_cluster(text)
-    if "unknown command 'SELECT'" in text:
-        return ConfigurationError(f"redis_url {where}: it has no databases, as a Redis Sentinel", hint=NO_SENTINEL)
-    hint = "Name a database that this server has: most have those from 0 to 15."
-    is_none = "DB index" in text or "not an integer or out of range" in text
-    return ConfigurationError(f"redis_url {where}: {text}", hint=hint) if is_none else None
 
 
 class Link:
@@ -177,24 +153,8 @@ class Link:
             async with io.dialing(connection, min(seconds, settings.timeout_s)):
                 await line.connect()
             connected = True
-        except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
-            raise RedisUnavailable("authentication", detail=f"{where}: {error}", hint=_CREDENTIALS) from error
-        except BusyLoadingError as error:
-            raise RedisUnavailable("loading", detail=f"{where}: {error}") from error
-        except ResponseError as error:
-            if (wrong := _no_database(error, where)) is not None:
-                raise wrong from error
-            refused = "WRONGPASS" in str(error) or "NOAUTH" in str(error) or "password" in str(error)
-            reason, hint = ("authentication", _CREDENTIALS) if refused else ("connect", "")
-            raise RedisUnavailable(reason, detail=f"{where}: {error}", hint=hint) from error
         except (RedisError, OSError, TimeoutError) as error:
-            refused = is_tls_refused(error)
-            over_tls = settings.redis_url.startswith("rediss://")
-            mute = f" {_MUTE}" if over_tls and "imeout" in type(error).__name__ else ""
-            perhaps = f" {_PERHAPS_TLS}" if is_closed_by_peer(error) and where.startswith(_PLAIN) else ""
-            reason, hint = ("tls", _TLS) if refused else ("connect", _UP + mute + perhaps)
-            hint = error.hint if isinstance(error, TooLittleTime) else hint
-            raise RedisUnavailable(reason, detail=f"{where}: {_system_reason(error)}", hint=hint) from error
+            raise not_opened(error, settings) from error
         finally:
             if not connected:
                 await line.disconnect(nowait=True)
@@ -250,9 +210,9 @@ class Link:
             refused = "authentication" if isinstance(error, AuthenticationError) else "connection"
             reason = "timeout" if "imeout" in type(error).__name__ else "tls" if is_tls_refused(error) else refused
             self.silent_since = silent_since(sent) if reason == "timeout" else monotonic()
-            hint = _TLS if reason == "tls" else ""
+            hint = CHECK_TLS if reason == "tls" else ""
             if self.heard_at == self._made_at and not replies and is_closed_by_peer(error):
-                hint = _PERHAPS_TLS if self._where.startswith(_PLAIN) else ""
+                hint = perhaps_tls(self._where)
             raise RedisUnavailable(reason, detail=f"{self._where}: {error}", hint=hint) from error
         finally:
             if not whole:
@@ -392,8 +352,3 @@ def let_go(background: Background | None, link: Link | None) -> None:
         background.let_go()
     if link is not None:
         link.hang_up()
-
-
-def _system_reason(error: Exception) -> str:
-    """Return the text of a failed connect with the system's reason, as the synchronous client's has it."""
-    return _ASYNCIO.sub(lambda found: found[1] + os.strerror(int(found[2])), str(error))

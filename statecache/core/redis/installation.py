@@ -34,6 +34,8 @@ class Pairing:
         """Forget who of a parent's tasks or threads asks Postgres."""
         self._turn = self._postgres.io.slots(1)
         self._patience_s = self._connect_timeout_s
+        self.asks = False
+        """Whether Postgres is being asked: who waits for Redis waits for that."""
 
     async def compare(self, cluster: str, seconds: float) -> None:
         """Return when a Redis of that cluster may be used; raise ConfigurationError where Postgres is of another."""
@@ -45,9 +47,15 @@ class Pairing:
             raise PostgresUnavailable("timeout", detail="it has not said yet whether it belongs to this Redis")
         try:
             if cluster != self._postgres.cluster:
+                self.asks = True
                 await self._ask(end)
         finally:
+            self.asks = False
             turn.release()
+
+    def late(self, error: TimeoutError) -> PostgresUnavailable:
+        """Return the error of who had no time to wait for Postgres."""
+        return self._postgres.late(error)
 
     async def _ask(self, end: float) -> None:
         """Ask Postgres, unless it was waited for long enough; raise PostgresUnavailable where it may still answer."""

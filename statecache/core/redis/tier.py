@@ -21,6 +21,7 @@ from statecache.clock import boottime, monotonic
 from statecache.concurrency import TASKS, Concurrency
 from statecache.core.pool import Pool
 from statecache.core.redis.connection import Dial, Link, dialer
+from statecache.core.redis.not_opened import not_opened
 from statecache.core.redis.rights import CLIENT, FENCED, Rights, commands, first_and_last, rights, shards_to_ask
 from statecache.core.redis.server_clock import ServerClock
 from statecache.errors import ConfigurationError, RedisUnavailable, StateCacheError
@@ -76,7 +77,16 @@ class RedisTier:
         self.cluster = ""
         self.lacks_rights = False
         """Whether the last handshake said that the user may not run all that is needed."""
-        self.pool = Pool(self.link, io=io, size=settings.redis_connections_max, busy=RedisUnavailable, what="Redis")
+        self.pool: Pool[Link] = Pool(
+            self.link, io=io, size=settings.redis_connections_max, busy=RedisUnavailable,
+            late=self._late, what="Redis",
+        )  # fmt: skip
+
+    def _late(self, error: TimeoutError) -> StateCacheError:
+        """Return the error of who had no time to wait for a connection, which may have waited for Postgres."""
+        if self._pairing is not None and self._pairing.asks:
+            return self._pairing.late(error)
+        return not_opened(error, self._settings)
 
     @property
     def _needed(self) -> tuple[str, ...]:

@@ -1,0 +1,55 @@
+"""Connections to nowhere, and a pool of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import Any
+
+from statecache.concurrency import TASKS, Concurrency
+from statecache.core.pool import Pool
+from statecache.errors import RedisUnavailable
+
+
+class Line:
+    """A connection to nowhere, which knows what was done with it."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.heard_at = 0.0
+        self.silent_since = -inf
+        self.slot: Any = None
+        self.hold: Any = None
+        self.abandoned = False
+        self.severed = False
+        self.closed = 0
+
+    def let_go(self) -> None:
+        """Note that its client is gone."""
+        self.closed += 1
+
+    def abandon(self) -> None:
+        """Note that it is a parent's."""
+        self.abandoned = True
+
+    async def close(self) -> None:
+        """Close it."""
+        self.alive = False
+        self.closed += 1
+
+    async def sever(self) -> None:
+        """Note that whoever uses it is to stop."""
+        self.severed = True
+
+    async def end(self) -> None:
+        """Close it."""
+        await self.close()
+
+
+def pool_of(size: int, open_one: Callable[[], Awaitable[Any]], *, io: Concurrency = TASKS) -> Pool[Any]:
+    """Return a pool of so many connections; who waits for one in vain is told so as by Redis."""
+    return Pool(open_one, io=io, size=size, busy=RedisUnavailable, late=_late, what="Redis")
+
+
+def _late(error: TimeoutError) -> RedisUnavailable:
+    return RedisUnavailable("connect", detail=str(error))

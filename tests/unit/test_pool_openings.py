@@ -1,0 +1,276 @@
+"""Connections that are being opened: whoever began one may leave, and whoever waits longest gets what there is."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from contextlib import suppress
+from weakref import ref
+
+import pytest
+
+from statecache.concurrency import THREADS, run
+from statecache.core.pool import Pool
+from statecache.errors import RedisUnavailable, UsageError
+from tests.support.polling import pause
+from tests.support.pooled import Line, pool_of
+
+WAIT_S = 20.0
+
+
+class Door:
+    """A dialer whose every opening waits until the test lets it in, or fails it."""
+
+    def __init__(self) -> None:
+        self.openings: list[asyncio.Future[Line]] = []
+
+    async def __call__(self) -> Line:
+        self.openings.append(asyncio.get_running_loop().create_future())
+        return await self.openings[-1]
+
+    def let_in(self, number: int) -> Line:
+        """Have an opening succeed."""
+        line = Line()
+        self.openings[number].set_result(line)
+        return line
+
+    def fail(self, number: int, told: str = "told to") -> None:
+        """Have an opening fail."""
+        self.openings[number].set_exception(RedisUnavailable("connect", detail=told))
+
+
+async def _waiting(pool: Pool[Line], door: Door, number: int) -> list[asyncio.Task[Line]]:
+    """Return that many tasks, each of which waits for a connection of its own."""
+    tasks = [asyncio.create_task(pool.take(WAIT_S)) for _ in range(number)]
+    while len(door.openings) < number:
+        await pause()
+    return tasks
+
+
+async def test_whoever_waits_longest_gets_the_first_that_is_opened() -> None:
+    door = Door()
+    pool = pool_of(3, door)
+    first, second, _ = tasks = await _waiting(pool, door, 3)
+    line = door.let_in(2)
+    assert await first is line
+    assert [task.done() for task in tasks] == [True, False, False]
+    other = door.let_in(0)
+    assert await second is other
+
+
+async def test_a_connection_that_is_given_back_serves_who_waits_for_another_to_be_opened() -> None:
+    door = Door()
+    pool = pool_of(2, door)
+    (first,) = await _waiting(pool, door, 1)
+    line = door.let_in(0)
+    pool.give(await first)
+    assert await pool.take(WAIT_S) is line
+    waiting = asyncio.create_task(pool.take(WAIT_S))
+    while len(door.openings) < 2:
+        await pause()
+    pool.give(line)
+    assert await waiting is line
+    later = door.let_in(1)  # of which nobody waits any more
+    assert await pool.take(WAIT_S) is later
+
+
+async def test_a_dead_connection_that_is_given_back_serves_nobody() -> None:
+    door = Door()
+    pool = pool_of(2, door)
+    (first,) = await _waiting(pool, door, 1)
+    line = door.let_in(0)
+    assert await first is line
+    waiting = asyncio.create_task(pool.take(WAIT_S))
+    while len(door.openings) < 2:
+        await pause()
+    line.alive = False
+    pool.give(line)
+    alive = door.let_in(1)
+    assert await waiting is alive
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "late"])
+async def test_who_leaves_leaves_what_he_began_to_the_next_one(ends: str) -> None:
+    door = Door()
+    pool = pool_of(1, door)
+    if ends == "late":
+        with pytest.raises(RedisUnavailable, match="no answer within"):
+            await pool.take(0.01)
+    else:
+        (leaving,) = await _waiting(pool, door, 1)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+    waiting = asyncio.create_task(pool.take(WAIT_S))
+    await pause()
+    assert len(door.openings) == 1, "a pool of one opens one at a time"
+    line = door.let_in(0)
+    assert await waiting is line
+
+
+async def test_who_is_cancelled_as_he_is_served_hands_it_on() -> None:
+    door = Door()
+    pool = pool_of(2, door)
+    first, second = await _waiting(pool, door, 2)
+    line = Line()
+    pool._idle.put(line)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert await second is line
+
+
+async def test_an_error_goes_to_whom_the_opening_was_begun_for() -> None:
+    door = Door()
+    pool = pool_of(2, door)
+    first, second = await _waiting(pool, door, 2)
+    door.fail(1, "the second")
+    with pytest.raises(RedisUnavailable, match="the second"):
+        await second
+    assert not first.done()
+    door.fail(0, "the first")
+    with pytest.raises(RedisUnavailable, match="the first"):
+        await first
+
+
+async def test_an_error_whose_caller_has_left_goes_to_who_waits_for_that_opening() -> None:
+    door = Door()
+    pool = pool_of(1, door)
+    with pytest.raises(RedisUnavailable, match="no answer within"):
+        await pool.take(0.01)
+    waiting = asyncio.create_task(pool.take(WAIT_S))
+    await pause()
+    door.fail(0)
+    with pytest.raises(RedisUnavailable, match="told to"):
+        await waiting
+    waiting = asyncio.create_task(pool.take(WAIT_S))  # the next one begins anew
+    while len(door.openings) < 2:
+        await pause()
+    line = door.let_in(1)
+    assert await waiting is line
+
+
+async def test_callers_who_leave_do_not_have_more_opened_than_the_pool_has_room_for() -> None:
+    door = Door()
+    pool = pool_of(3, door)
+    for _ in range(20):
+        with pytest.raises(RedisUnavailable, match="no answer within"):
+            await pool.take(0.002)
+    assert 1 <= len(door.openings) <= 3
+    for number in range(len(door.openings)):
+        door.let_in(number)
+    await pause()
+    lent = [await pool.take(WAIT_S) for _ in door.openings]
+    assert len({id(line) for line in lent}) == len(door.openings)
+
+
+async def test_an_opening_that_somebody_cancels_tells_who_waits_for_it() -> None:
+    door = Door()
+    pool = pool_of(1, door)
+    (waiting,) = await _waiting(pool, door, 1)
+    for task in asyncio.all_tasks() - {asyncio.current_task(), waiting}:
+        task.cancel()
+    with pytest.raises(RedisUnavailable, match="its opening was cancelled"):
+        await waiting
+    assert pool.lent == 0
+
+
+async def test_closing_ends_what_is_being_opened_and_leaves_no_task() -> None:
+    door = Door()
+    pool = pool_of(2, door)
+    first, second = await _waiting(pool, door, 2)
+    second.cancel()
+    await pool.close()
+    with pytest.raises(UsageError, match="closed"):
+        await first
+    with suppress(asyncio.CancelledError):
+        await second
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert all(opening.cancelled() for opening in door.openings)
+
+
+async def test_what_was_begun_for_a_client_that_nobody_uses_any_more_is_closed() -> None:
+    door = Door()
+    pool = pool_of(1, door)
+    with pytest.raises(RedisUnavailable, match="no answer within"):
+        await pool.take(0.01)
+    pool.let_go()
+    await pause()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_an_opening_that_was_cut_off_keeps_nothing_alive() -> None:
+    """What a driver had opened by then is closed once nobody refers to it."""
+
+    class Socket:
+        """Closed by being forgotten."""
+
+    seen: list[ref[Socket]] = []
+
+    async def dial() -> Line:
+        mine = Socket()
+        seen.append(ref(mine))
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    pool = pool_of(1, dial)
+    with pytest.raises(RedisUnavailable, match="no answer within"):
+        await pool.take(0.01)
+    gc.disable()
+    try:
+        await pool.close()
+        assert [known() for known in seen] == [None]
+    finally:
+        gc.enable()
+
+
+def test_a_thread_that_leaves_leaves_its_opening_to_the_next_one() -> None:
+    goes_on, opened = threading.Event(), list[Line]()
+
+    async def dial() -> Line:
+        assert goes_on.wait(WAIT_S)
+        opened.append(Line())
+        return opened[-1]
+
+    pool = pool_of(1, dial, io=THREADS)
+    with pytest.raises(RedisUnavailable, match="no answer within"):
+        run(pool.take(0.01))
+    goes_on.set()
+    line = run(pool.take(WAIT_S))
+    assert [line] == opened
+    pool.give(line)
+    run(pool.close())
+    assert not line.alive
+
+
+def test_what_a_thread_opens_for_a_pool_that_was_closed_is_closed() -> None:
+    goes_on, opened = threading.Event(), list[Line]()
+
+    async def dial() -> Line:
+        assert goes_on.wait(WAIT_S)
+        opened.append(Line())
+        return opened[-1]
+
+    pool = pool_of(1, dial, io=THREADS)
+    with pytest.raises(RedisUnavailable, match="no answer within"):
+        run(pool.take(0.01))
+    connecting = [thread for thread in threading.enumerate() if thread.name == "statecache-connecting"]
+    run(pool.close())
+    goes_on.set()
+    for thread in connecting:
+        thread.join(WAIT_S)
+    assert [line.alive for line in opened] == [False]
+
+
+def test_where_no_thread_can_be_started_the_caller_opens_it_himself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the end of the interpreter."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def dial() -> Line:
+        return Line()
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    pool = pool_of(1, dial, io=THREADS)
+    assert run(pool.take(WAIT_S)).alive
