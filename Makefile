@@ -1,10 +1,17 @@
-# Every target sets up what it needs in .venv: with uv where it is there, else with Python's own venv and pip.
+# Every target sets up what it needs in .venv: with uv where it is there, else with Python's own venv, into which pip
+# installs uv, for pip itself takes five times as long for all the rest.
 
 PY := .venv/bin/python
 STAMP := .venv/.installed
 RIVALS := .venv/.rivals
 SITE := .venv/.site
 CREWAI := .venv/.crewai/.installed
+
+# Has a recipe find a uv that is in .venv alone, and that one ask the index that pip asks.
+UV_AS_PIP := PATH="$$PATH:$(CURDIR)/.venv/bin"; \
+	index="$${UV_DEFAULT_INDEX:-$${UV_INDEX_URL:-$${PIP_INDEX_URL:-$$($(PY) -m pip config get global.index-url 2>/dev/null)}}}"; \
+	if [ -n "$$index" ]; then export UV_DEFAULT_INDEX="$$index"; fi; \
+	if [ -n "$$PIP_CERT" ]; then export SSL_CERT_FILE="$${SSL_CERT_FILE:-$$PIP_CERT}"; fi;
 
 .DEFAULT_GOAL := help
 .PHONY: help test lint demo picture bench chaos coherence history-model failpoints mutants steps sync docs wheel clean
@@ -99,8 +106,11 @@ $(STAMP): pyproject.toml constraints.txt
 	  $$python -c 'import ensurepip, venv' >/dev/null 2>&1 || continue; \
 	  say "installing into .venv with $$python and pip"; \
 	  rm -rf .venv; \
+	  pip="$(PY) -m pip install --disable-pip-version-check -c constraints.txt"; \
 	  $$python -m venv .venv \
-	    && .venv/bin/python -m pip install $$quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' \
+	    && { { $$pip -q uv && $(UV_AS_PIP) \
+	      uv pip install $$quiet --python $(PY) -c constraints.txt -e '.[dev]'; } \
+	      || { say 'uv could not; trying pip alone'; $$pip $$quiet -e '.[dev]'; }; } \
 	    && pwd -P >$@ && exit 0; \
 	  say 'the installation failed: the lines above say why'; exit 1; \
 	done; \
@@ -111,7 +121,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Only `make bench` needs the libraries that it measures against; where they cannot be had, their rows are left out.
 $(RIVALS): $(STAMP)
-	@echo 'setup: installing what is measured against' >&2; \
+	@$(UV_AS_PIP) echo 'setup: installing what is measured against' >&2; \
 	if command -v uv >/dev/null 2>&1 \
 	  && uv pip install -q --python $(PY) -c constraints.txt -e '.[bench]'; then touch $@; \
 	elif $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[bench]'; then touch $@; \
@@ -119,14 +129,14 @@ $(RIVALS): $(STAMP)
 
 # Only `make docs` needs what builds the site.
 $(SITE): $(STAMP)
-	@echo 'setup: installing what builds the site' >&2; \
+	@$(UV_AS_PIP) echo 'setup: installing what builds the site' >&2; \
 	if command -v uv >/dev/null 2>&1 \
 	  && uv pip install -q --python $(PY) -c constraints.txt -e '.[docs]'; then touch $@; \
 	else $(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]' && touch $@; fi
 
 # CrewAI and what else the tests need exclude one another, so it has an environment beside, of what its flows import.
 $(CREWAI): tests/crewai/requirements.txt $(STAMP)
-	@if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 14))'; \
+	@$(UV_AS_PIP) if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 14))'; \
 	then echo 'setup: CrewAI has no release for this Python; its tests are left out' >&2; mkdir -p $(@D); touch $@; exit 0; fi; \
 	echo 'setup: installing CrewAI into an environment beside' >&2; \
 	rm -rf $(@D); \

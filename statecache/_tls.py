@@ -10,10 +10,11 @@ import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from redis.connection import parse_url
 from redis.exceptions import RedisError
 
 from statecache.errors import ConfigurationError
-from statecache.settings import process_environment, variable_of
+from statecache.settings import Settings, process_environment, variable_of
 
 FILES = {
     "ssl_ca_certs": "redis_ca_file",
@@ -85,6 +86,22 @@ def check_tls_files(options: Mapping[str, Any]) -> None:
         pair = f"redis_certificate_file {certificate} with redis_key_file {key or certificate}"
         hint = "The certificate must be the key's, and a key that is encrypted has its ssl_password in redis_url."
         raise ConfigurationError(f"{pair}: they cannot be used together ({_said(error)})", hint=hint) from error
+
+
+def tls_options(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a URL that begins with rediss://, with the files that the settings name."""
+    files = {option: path for option, setting in FILES.items() if (path := getattr(settings, setting))}
+    return {"ssl_password": ""} | dict(options) | files  # without a password OpenSSL asks the terminal for one
+
+
+def tls_file_trouble(settings: Settings) -> str:
+    """Return what is wrong with a file that could be used when the client was made; '' where nothing is."""
+    options: Any = parse_url(settings.redis_url)  # type: ignore[no-untyped-call]
+    try:
+        check_tls_files(tls_options(settings, options))
+    except ConfigurationError as error:
+        return error.reason
+    return ""
 
 
 class KeptContext:

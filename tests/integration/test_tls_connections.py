@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from statecache import Settings
-from statecache.concurrency import TASKS, THREADS
+from statecache.concurrency import TASKS, THREADS, Concurrency, run
 from statecache.core.redis.tier import RedisTier
 from statecache.errors import RedisUnavailable
 from statecache.keys import KeySpace
@@ -43,7 +43,7 @@ def _tier(settings: Settings) -> RedisTier:
 
 async def _linked(tier: RedisTier) -> None:
     link = await tier.link()
-    await link.close()
+    await link.end()
 
 
 async def test_connections_that_are_opened_together_and_later_read_the_authorities_once(
@@ -82,6 +82,38 @@ async def test_a_file_that_is_replaced_counts_from_the_next_connection_on(
     await _linked(tier)
     await _linked(tier)
     assert len(read) == 1
+
+
+@pytest.mark.parametrize("io", [TASKS, THREADS], ids=["tasks", "threads"])
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("ca.pem", None, r"redis_ca_file \S+/ca\.pem: No such file or directory\. The file could be used when"),
+        ("ca.pem", "", r"redis_ca_file \S+/ca\.pem: it holds no certificate"),
+        ("client.pem", None, r"redis_certificate_file \S+/client\.pem: No such file"),
+        ("client.key", None, r"redis_key_file \S+/client\.key: No such file"),
+        ("client.key", "torn", r"redis_certificate_file \S+ with redis_key_file \S+: they cannot be used together"),
+    ],
+)
+async def test_a_file_that_cannot_be_used_any_more_is_named(
+    make_settings: MakeSettings, tls: tuple[str, Path], tmp_path: Path, name: str, text: str | None, told: str,
+    io: Concurrency,
+) -> None:  # fmt: skip
+    url, folder = tls
+    for one in ("ca.pem", "client.pem", "client.key"):
+        (tmp_path / one).write_bytes((folder / one).read_bytes())
+    settings = make_settings(redis_url=url, **tls_files(tmp_path))
+    tier = RedisTier(settings, KeySpace(settings.prefix, settings.shards), io=io)
+    call = _linked if io is TASKS else lambda one: asyncio.to_thread(run, _linked(one))
+    await call(tier)
+    if text is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(RedisUnavailable, match=told):
+        await call(tier)
+    (tmp_path / name).write_bytes((folder / name).read_bytes())
+    await call(tier)
 
 
 def _another_link(file: Path, another: Path) -> None:

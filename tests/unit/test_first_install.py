@@ -21,6 +21,15 @@ mkdir -p .venv/bin
 """
 """A `uv` that installs nothing, and tells how it was called."""
 
+PYTHON = """#!/bin/sh
+case "$*" in
+  "-m venv .venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+  "-m pip config get global.index-url") echo https://index.example/simple ;;
+  "-m pip install "*) echo "pip $*" >&2; [ "${*%uv}" = "$*" ] || cp uv.sh .venv/bin/uv ;;
+esac
+"""
+"""A Python whose pip installs nothing but such a `uv`."""
+
 
 PAGES = [
     str(page.relative_to(ROOT))
@@ -67,4 +76,33 @@ def test_setting_up_says_what_it_does_before_it_does_it(tmp_path: Path) -> None:
     assert said == "setup: installing into .venv with uv"
     assert [line.split()[:2] for line in called] == [["uv", "venv"], ["uv", "pip"]]
     assert "-e .[dev]" in called[1]
+    assert (tmp_path / ".venv/.installed").read_text() == f"{tmp_path.resolve()}\n"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize("works", [True, False])
+def test_without_uv_pip_installs_it_and_does_the_rest_itself_where_that_cannot(tmp_path: Path, works: bool) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / "bin/python3"
+    python.parent.mkdir()
+    uv = '#!/bin/sh\necho "uv $* from $UV_DEFAULT_INDEX" >&2\n'
+    for file, text in ((python, PYTHON), (tmp_path / "uv.sh", uv if works else uv + "exit 1\n")):
+        file.write_text(text)
+        file.chmod(0o755)
+    done = subprocess.run(
+        ["make", "--no-print-directory", ".venv/.installed"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        check=True, env={"PATH": f"{python.parent}:/usr/bin:/bin"},
+    )  # fmt: skip
+    said, *called = done.stderr.splitlines()
+    assert said == "setup: installing into .venv with python3 and pip"
+    first, second, *more = called
+    assert re.fullmatch(r"pip -m pip install .*-c constraints\.txt -q uv", first)
+    assert second.startswith("uv pip install")
+    assert second.endswith("-c constraints.txt -e .[dev] from https://index.example/simple")
+    if works:
+        assert more == []
+    else:
+        assert more[0] == "setup: uv could not; trying pip alone"
+        assert re.fullmatch(r"pip -m pip install .*-c constraints\.txt -q -e \.\[dev\]", more[1])
     assert (tmp_path / ".venv/.installed").read_text() == f"{tmp_path.resolve()}\n"

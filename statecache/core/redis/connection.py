@@ -23,7 +23,15 @@ from redis.exceptions import (
 )
 
 from statecache import _process
-from statecache._tls import FILES, KeptContext, check_tls_files, files_without_tls, is_closed_by_peer, is_tls_refused
+from statecache._tls import (
+    FILES,
+    KeptContext,
+    check_tls_files,
+    files_without_tls,
+    is_closed_by_peer,
+    is_tls_refused,
+    tls_options,
+)
 from statecache.clock import monotonic
 from statecache.concurrency import TASKS, Concurrency, no_answer
 from statecache.concurrency.sockets import is_buffered, unread_bytes
@@ -54,12 +62,11 @@ def dialer(settings: Settings, *, protocol: int = 2, io: Concurrency = TASKS) ->
     except ValueError as error:
         raise ConfigurationError(f"redis_url {masked(settings.redis_url)}: {error}") from None
     kind: Any = options.pop("connection_class", io.dialect().Connection)
-    files = {option: path for option, setting in FILES.items() if (path := getattr(settings, setting))}
     if settings.redis_url.startswith("rediss://"):
-        options = {"ssl_password": ""} | options | files  # without a password OpenSSL asks the terminal for one
+        options = tls_options(settings, options)
         check_tls_files(options)
-    elif files:
-        raise files_without_tls(masked(settings.redis_url), list(files))
+    elif files := [option for option, setting in FILES.items() if getattr(settings, setting)]:
+        raise files_without_tls(masked(settings.redis_url), files)
     options.update(
         retry=io.dialect().Retry(NoBackoff(), 0),
         retry_on_timeout=False,

@@ -14,7 +14,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from statecache._tls import is_closed_by_peer, is_tls_refused
+from statecache._tls import is_closed_by_peer, is_tls_refused, tls_file_trouble
 from statecache.concurrency import TooLittleTime
 from statecache.errors import ConfigurationError, RedisUnavailable
 from statecache.redis_errors import NO_SENTINEL, of_cluster
@@ -27,6 +27,7 @@ CHECK_TLS = "Check redis_ca_file, redis_certificate_file, redis_key_file, and th
 _ASYNCIO = re.compile(r"(Err(?:or|no) (\d+)\b[^()]*?)Connect call failed")
 """What asyncio says in the place of the system's reason."""
 _CREDENTIALS = "Check user and password."
+_REPLACED = "The file could be used when the client was made: where it is being replaced, that passes by itself."
 _UP = "Is the server up, the URL right?"
 _MUTE = "A server without TLS leaves rediss:// unanswered."
 _PLAIN, _PERHAPS_TLS = "redis://", "The port may speak TLS: then the URL begins with rediss://."
@@ -46,6 +47,8 @@ def not_opened(error: Exception, settings: Settings) -> RedisUnavailable | Confi
         reason, hint = ("authentication", _CREDENTIALS) if refused else ("connect", "")
         return RedisUnavailable(reason, detail=f"{where}: {error}", hint=hint)
     over_tls = settings.redis_url.startswith("rediss://")
+    if over_tls and (trouble := tls_file_trouble(settings)):
+        return RedisUnavailable("tls" if is_tls_refused(error) else "connect", detail=trouble, hint=_REPLACED)
     mute = f" {_MUTE}" if over_tls and "imeout" in type(error).__name__ else ""
     perhaps = f" {perhaps_tls(where)}" if is_closed_by_peer(error) and perhaps_tls(where) else ""
     reason, hint = ("tls", CHECK_TLS) if is_tls_refused(error) else ("connect", _UP + mute + perhaps)
