@@ -40,6 +40,19 @@ class Door:
         self.openings[number].set_exception(RedisUnavailable("connect", detail=told))
 
 
+class Gate:
+    """A dialer of threads, who all wait until the test lets them in."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.opened: list[Line] = []
+
+    async def __call__(self) -> Line:
+        assert self.goes_on.wait(WAIT_S)
+        self.opened.append(Line())
+        return self.opened[-1]
+
+
 async def _waiting(pool: Pool[Line], door: Door, number: int) -> list[asyncio.Task[Line]]:
     """Return that many tasks, each of which waits for a connection of its own."""
     tasks = [asyncio.create_task(pool.take(WAIT_S)) for _ in range(number)]
@@ -225,41 +238,29 @@ async def test_an_opening_that_was_cut_off_keeps_nothing_alive() -> None:
 
 
 def test_a_thread_that_leaves_leaves_its_opening_to_the_next_one() -> None:
-    goes_on, opened = threading.Event(), list[Line]()
-
-    async def dial() -> Line:
-        assert goes_on.wait(WAIT_S)
-        opened.append(Line())
-        return opened[-1]
-
-    pool = pool_of(1, dial, io=THREADS)
+    gate = Gate()
+    pool = pool_of(1, gate, io=THREADS)
     with pytest.raises(RedisUnavailable, match="no answer within"):
         run(pool.take(0.01))
-    goes_on.set()
+    gate.goes_on.set()
     line = run(pool.take(WAIT_S))
-    assert [line] == opened
+    assert [line] == gate.opened
     pool.give(line)
     run(pool.close())
     assert not line.alive
 
 
 def test_what_a_thread_opens_for_a_pool_that_was_closed_is_closed() -> None:
-    goes_on, opened = threading.Event(), list[Line]()
-
-    async def dial() -> Line:
-        assert goes_on.wait(WAIT_S)
-        opened.append(Line())
-        return opened[-1]
-
-    pool = pool_of(1, dial, io=THREADS)
+    gate = Gate()
+    pool = pool_of(1, gate, io=THREADS)
     with pytest.raises(RedisUnavailable, match="no answer within"):
         run(pool.take(0.01))
     connecting = [thread for thread in threading.enumerate() if thread.name == "statecache-connecting"]
     run(pool.close())
-    goes_on.set()
+    gate.goes_on.set()
     for thread in connecting:
         thread.join(WAIT_S)
-    assert [line.alive for line in opened] == [False]
+    assert [line.alive for line in gate.opened] == [False]
 
 
 def test_where_no_thread_can_be_started_the_caller_opens_it_himself(monkeypatch: pytest.MonkeyPatch) -> None:
