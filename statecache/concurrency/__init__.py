@@ -17,8 +17,9 @@ by one `send`, and the synchronous client needs no event loop:
 from __future__ import annotations
 
 from statecache.concurrency.interface import Background, Batcher, Beside, Concurrency, Request, Signal, Slot, Slots
-from statecache.concurrency.lateness import SILENCE_S, TooLittleTime, no_answer
+from statecache.concurrency.lateness import SILENCE_S, TooLittleTime, no_answer, unanswered
 from statecache.concurrency.running import entered, iterated, run
+from statecache.concurrency.starting import NoThread
 from statecache.concurrency.tasks import Tasks
 from statecache.concurrency.threads import Threads
 
@@ -33,6 +34,7 @@ __all__ = [
     "Batcher",
     "Beside",
     "Concurrency",
+    "NoThread",
     "Request",
     "Signal",
     "Slot",
@@ -44,4 +46,5 @@ __all__ = [
     "iterated",
     "no_answer",
     "run",
+    "unanswered",
 ]

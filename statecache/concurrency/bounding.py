@@ -22,7 +22,7 @@ import psycopg
 
 from statecache.clock import monotonic
 from statecache.concurrency.lateness import Lateness, unanswered
-from statecache.concurrency.starting import start
+from statecache.concurrency.starting import NoThread, start
 
 T = TypeVar("T")
 _SEVERED_S = 0.05
@@ -148,7 +148,7 @@ def thread_opened(open_one: Callable[[], T], seconds: float | None) -> T:
     """Open a connection to Postgres; raise TimeoutError where that takes more than that many seconds.
 
     Libpq itself waits for two seconds at least. So another thread opens it, and closes a connection that comes too
-    late.
+    late. Where no thread can be started, libpq's bound is the only one.
     """
     if seconds is None:
         return open_one()
@@ -165,7 +165,10 @@ def thread_opened(open_one: Callable[[], T], seconds: float | None) -> T:
             if late.is_set() and hasattr(result, "close"):
                 result.close()
 
-    start(threading.Thread(target=work, name="statecache-opening", daemon=True))
+    try:
+        start(threading.Thread(target=work, name="statecache-opening", daemon=True))
+    except NoThread:
+        return open_one()
     try:
         found = results.get(timeout=seconds)
     except BaseException as error:  # out of time, or a signal handler raised

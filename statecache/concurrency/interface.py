@@ -73,7 +73,7 @@ class Background(Protocol):
     """
 
     def start(self) -> None:
-        """Have the function run from now on."""
+        """Have the function run from now on; raise NoThread where it needs a thread, and none can be started."""
 
     @property
     def alive(self) -> bool:

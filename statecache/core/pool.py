@@ -21,7 +21,7 @@ from typing import Any, Generic
 from statecache._process import begins_anew_after_fork
 from statecache.clock import monotonic
 from statecache.concurrency import SILENCE_S, Concurrency, Slot
-from statecache.core.idle import C, Idle
+from statecache.core.idle import C, Idle, closed
 from statecache.errors import StateCacheError, Unavailable, UsageError
 
 LEFT_S = 0.2
@@ -44,19 +44,21 @@ def _is_too_late(waited: float, seconds: float) -> bool:
 
 
 class Pool(Generic[C]):
-    """A pool that lends at most `size` connections; `open_one` makes one, or raises the reason.
+    """A pool that lends at most `size` connections.
 
-    `late` returns the error of who waited in vain for one to be opened.
+    `open_one` makes one, in so many seconds or in `connect_timeout_s`, or raises the reason; `late` returns the error
+    of who waited in vain for that.
     """
 
     def __init__(
         self,
-        open_one: Callable[[], Awaitable[C]],
+        open_one: Callable[[float | None], Awaitable[C]],
         *,
         io: Concurrency,
         size: int,
         busy: type[Unavailable],
         late: Callable[[TimeoutError], StateCacheError],
+        connect_timeout_s: float,
         what: str,
     ) -> None:
         self._io = io
@@ -65,6 +67,7 @@ class Pool(Generic[C]):
         self._holds_max = max(1, size // 2)
         self._busy = busy
         self._late = late
+        self._long_s = connect_timeout_s / 4
         self._what = what
         self._closed = False
         self._parents: list[C] = []
@@ -76,7 +79,9 @@ class Pool(Generic[C]):
         self._place: object = None
         self._slots = self._io.slots(self._size)
         self._holds = self._io.slots(self._holds_max)
-        self._idle: Idle[C] = Idle(self._open_one, io=self._io, size=self._size, late=self._late)
+        self._idle: Idle[C] = Idle(
+            self._open_one, io=self._io, size=self._size, late=self._late, long_s=self._long_s
+        )  # fmt: skip
         self._silent_since = -inf
         self.longest_wait_s = 0.0
 
@@ -111,7 +116,7 @@ class Pool(Generic[C]):
             connection = self._idle.revived() or await self._idle.get(seconds)
             if self._closed:  # meanwhile
                 await connection.close()
-                raise _closed()
+                raise closed()
         except BaseException:  # whatever hindered it, the slot is free again
             slot.release()
             raise
@@ -120,7 +125,7 @@ class Pool(Generic[C]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise _closed()
+            raise closed()
 
     def check_place(self) -> None:
         """Raise UsageError where another event loop has used the pool."""
@@ -223,10 +228,6 @@ class Pool(Generic[C]):
         """
         self._closed = True
         self._part()
-        await self._idle.close(_closed())
+        await self._idle.close()
         for connection in self._idle.lent():
             await connection.sever()
-
-
-def _closed() -> UsageError:
-    return UsageError("it is closed", hint="Make a new client.")

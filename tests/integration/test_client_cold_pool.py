@@ -140,3 +140,29 @@ async def test_a_silent_server_has_no_more_openings_than_connections(
         while not await call(partial(_taken, tier, 0.5)):
             pass
     await call(tier.pool.close)
+
+
+async def test_a_postgres_that_falls_silent_in_the_middle_of_an_opening_holds_its_place_for_so_long_only(
+    settings: Settings, postgres_proxy: FaultProxy
+) -> None:
+    few = {"postgres_connections_max": 1, "connect_timeout_s": 0.5, "timeout_s": WHOLE_S}
+    tier: Any = _tier("postgres", through(settings, postgres=postgres_proxy).model_copy(update=few), TASKS)
+    postgres_proxy.arm("silence", at=b"statement_timeout")
+    began = monotonic()
+    while not await _taken(tier, 0.3):
+        pass
+    assert monotonic() - began < 2.5
+    await tier.pool.close()
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+async def test_calls_that_wait_for_a_silent_postgres_are_served_by_redis_in_the_end(
+    settings: Settings, postgres_proxy: FaultProxy, at_once: int
+) -> None:
+    async with AsyncStateCache(settings=settings) as client:
+        await client.set("runs/1", 1)
+    postgres_proxy.silent = True
+    behind = through(settings, postgres=postgres_proxy).model_copy(update={"connect_timeout_s": 1.0})
+    async with AsyncStateCache(settings=behind) as client:
+        states = await asyncio.gather(*(client.get("runs/1", timeout=8.0) for _ in range(at_once)))
+        assert [state and state.value for state in states] == [1] * at_once

@@ -46,9 +46,15 @@ class Line:
         await self.close()
 
 
-def pool_of(size: int, open_one: Callable[[], Awaitable[Any]], *, io: Concurrency = TASKS) -> Pool[Any]:
+def pool_of(
+    size: int, open_one: Callable[[float | None], Awaitable[Any]], *, io: Concurrency = TASKS,
+    connect_timeout_s: float = 20.0,
+) -> Pool[Any]:  # fmt: skip
     """Return a pool of so many connections; who waits for one in vain is told so as by Redis."""
-    return Pool(open_one, io=io, size=size, busy=RedisUnavailable, late=_late, what="Redis")
+    return Pool(
+        open_one, io=io, size=size, busy=RedisUnavailable, late=_late, connect_timeout_s=connect_timeout_s,
+        what="Redis",
+    )  # fmt: skip
 
 
 def _late(error: TimeoutError) -> RedisUnavailable:

@@ -33,7 +33,7 @@ class Dialed:
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def __call__(self) -> Line:
+    async def __call__(self, _: float | None = None) -> Line:
         await self.answers.wait()
         if self.failing:
             raise RedisUnavailable("connect", detail="told to")
@@ -251,7 +251,7 @@ async def test_who_waits_or_connects_while_it_is_closed_gets_nothing_that_stays_
     dialing = asyncio.Event()
 
     class Slow(Dialed):
-        async def __call__(self) -> Line:
+        async def __call__(self, _: float | None = None) -> Line:
             with suppress(asyncio.CancelledError):  # its connection was made nevertheless
                 await dialing.wait()
             return await super().__call__()
@@ -308,7 +308,7 @@ def test_threads_share_it_and_each_line_has_one_borrower() -> None:
     lock, lines = threading.Lock(), list[Line]()
     borrowers = Counter[int]()
 
-    async def dial() -> Line:
+    async def dial(_: float | None = None) -> Line:
         with lock:
             lines.append(Line())
             return lines[-1]

@@ -15,7 +15,7 @@ class Dialed:
 
     failing = False
 
-    async def __call__(self) -> Line:
+    async def __call__(self, _: float | None = None) -> Line:
         if self.failing:
             raise RedisUnavailable("connect", detail="told to")
         return Line()

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from weakref import ref
 
 import pytest
 
+from statecache.clock import monotonic
 from statecache.concurrency import THREADS, run
+from statecache.core.idle import _Waiter
 from statecache.core.pool import Pool
 from statecache.errors import RedisUnavailable, UsageError
-from tests.support.polling import pause
+from tests.support.polling import pause, pause_thread
 from tests.support.pooled import Line, pool_of
 
 WAIT_S = 20.0
@@ -25,7 +28,7 @@ class Door:
     def __init__(self) -> None:
         self.openings: list[asyncio.Future[Line]] = []
 
-    async def __call__(self) -> Line:
+    async def __call__(self, _: float | None = None) -> Line:
         self.openings.append(asyncio.get_running_loop().create_future())
         return await self.openings[-1]
 
@@ -47,7 +50,7 @@ class Gate:
         self.goes_on = threading.Event()
         self.opened: list[Line] = []
 
-    async def __call__(self) -> Line:
+    async def __call__(self, _: float | None = None) -> Line:
         assert self.goes_on.wait(WAIT_S)
         self.opened.append(Line())
         return self.opened[-1]
@@ -177,6 +180,65 @@ async def test_callers_who_leave_do_not_have_more_opened_than_the_pool_has_room_
     assert len({id(line) for line in lent}) == len(door.openings)
 
 
+async def test_a_connection_that_was_handed_over_counts_before_who_gets_it_has_run() -> None:
+    door = Door()
+    pool = pool_of(1, door)
+    (waiting,) = await _waiting(pool, door, 1)
+    line = Line()
+    pool._idle._opened[line] = None
+    pool._idle.put(line)  # handed to a task that has not run since
+    assert pool._idle._room_for(_Waiter(None)) is None
+    assert await waiting is line
+
+
+async def test_where_there_is_no_room_an_opening_that_takes_long_is_given_up_for_a_new_one() -> None:
+    """The server may have changed since; who is still waited for is left alone."""
+    door = Door()
+    pool = pool_of(2, door, connect_timeout_s=0.8)  # a quarter of it is long
+    (waited_for,) = await _waiting(pool, door, 1)
+    with pytest.raises(RedisUnavailable, match="no answer within"):
+        await pool.take(0.01)
+    assert len(door.openings) == 2
+    waited_for.cancel()
+    with suppress(asyncio.CancelledError):
+        await waited_for
+    began = monotonic()
+    third = asyncio.create_task(pool.take(WAIT_S))
+    while len(door.openings) < 3:
+        await pause()
+    assert monotonic() - began < 2.0
+    assert [opening.cancelled() for opening in door.openings] == [True, False, False]
+    line = door.let_in(2)
+    assert await third is line
+
+
+async def test_who_is_out_of_the_queue_without_anything_is_seen_to_when_his_opening_ends() -> None:
+    """A signal handler has raised as another thread was about to hand something over."""
+    door = Door()
+    pool = pool_of(3, door)
+    succeeds, fails, woken_late = await _waiting(pool, door, 3)
+    waiters = list(pool._idle._waiting)
+    pool._idle._waiting.clear()
+    waiters[2].outcomes.append(Line())
+    line = door.let_in(0)
+    assert await succeeds is line
+    door.fail(1)
+    with pytest.raises(RedisUnavailable, match="told to"):
+        await fails
+    door.let_in(2)
+    assert (await woken_late).alive
+
+
+def test_who_wants_one_of_a_pool_that_is_closed_meanwhile_does_not_wait_for_it() -> None:
+    async def dial(_: float | None = None) -> Line:
+        return Line()
+
+    pool = pool_of(1, dial, io=THREADS)
+    run(pool.close())
+    with pytest.raises(UsageError, match="closed"):
+        run(pool._idle.get(WAIT_S))
+
+
 async def test_an_opening_that_somebody_cancels_tells_who_waits_for_it() -> None:
     door = Door()
     pool = pool_of(1, door)
@@ -220,7 +282,7 @@ async def test_an_opening_that_was_cut_off_keeps_nothing_alive() -> None:
 
     seen: list[ref[Socket]] = []
 
-    async def dial() -> Line:
+    async def dial(_: float | None = None) -> Line:
         mine = Socket()
         seen.append(ref(mine))
         await asyncio.Event().wait()
@@ -263,15 +325,74 @@ def test_what_a_thread_opens_for_a_pool_that_was_closed_is_closed() -> None:
     assert [line.alive for line in gate.opened] == [False]
 
 
+def test_threads_open_no_more_at_once_than_the_pool_may_have() -> None:
+    lock, most, standing = threading.Lock(), [0], list[Line]()
+    opening = [0]
+
+    async def dial(_: float | None = None) -> Line:
+        with lock:
+            opening[0] += 1
+            most[0] = max(most[0], opening[0] + sum(line.alive for line in standing))
+        pause_thread()
+        with lock:
+            opening[0] -= 1
+            standing.append(Line())
+            return standing[-1]
+
+    pool = pool_of(3, dial, io=THREADS)
+
+    def work(number: int) -> None:
+        for turn in range(60):
+            with suppress(RedisUnavailable):
+                line = run(pool.take(0.002 + (number + turn) % 5 * 0.004))
+                if (number + turn) % 2:
+                    run(line.close())
+                pool.give(line)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert [*threads.map(work, range(8))] == [None] * 8
+    run(pool.close())
+    assert 1 <= most[0] <= 3
+
+
+def test_what_a_signal_handler_raises_as_an_opening_begins_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its class: it says nothing of threads that cannot be started."""
+
+    class Stopped(RuntimeError):
+        """What a handler raises."""
+
+    begin = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        begin(thread)
+        raise Stopped("can't go on")
+
+    async def dial(_: float | None = None) -> Line:
+        return Line()
+
+    pool = pool_of(1, dial, io=THREADS)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(Stopped):
+            run(pool.take(WAIT_S))
+    assert run(pool.take(WAIT_S)).alive
+
+
 def test_where_no_thread_can_be_started_the_caller_opens_it_himself(monkeypatch: pytest.MonkeyPatch) -> None:
     """As at the end of the interpreter."""
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    async def dial() -> Line:
+    given = list[float | None]()
+
+    async def dial(seconds: float | None = None) -> Line:
+        given.append(seconds)
         return Line()
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     pool = pool_of(1, dial, io=THREADS)
     assert run(pool.take(WAIT_S)).alive
+    (seconds,) = given
+    assert seconds is not None, "it goes on no longer than its caller"
+    assert 0 < seconds <= WAIT_S

@@ -54,7 +54,7 @@ def _free(slots: Any) -> int:
 
 @pytest.mark.parametrize("hold", [False, True])
 def test_who_is_interrupted_while_it_is_lent_a_connection_keeps_none(hold: bool) -> None:
-    async def dial() -> Line:
+    async def dial(_: float | None = None) -> Line:
         return Line()
 
     pool = pool_of(2, dial, io=THREADS)

@@ -166,13 +166,16 @@ class PostgresTier:
         self._worked: set[str] = set()
         """Names of the statements that this process has run: what they need was there once."""
         self.pool = Pool(
-            self.session, io=io, size=settings.postgres_connections_max, busy=PostgresUnavailable,
-            late=self.late, what="Postgres",
+            self._bounded_session, io=io, size=settings.postgres_connections_max, busy=PostgresUnavailable,
+            late=self.late, connect_timeout_s=settings.connect_timeout_s, what="Postgres",
         )  # fmt: skip
 
     def late(self, error: TimeoutError) -> PostgresUnavailable:
         """Return the error of who had no time to wait for a connection."""
         return not_answered(error, self._settings)
+
+    async def _bounded_session(self, seconds: float | None) -> Session:
+        return await self.session(self._settings.connect_timeout_s if seconds is None else seconds)
 
     async def session(self, seconds: float | None = None) -> Session:
         """Open one connection and compare the cluster's pin.

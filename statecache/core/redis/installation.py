@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 
+_LEAST = 0.05
+"""Of which share of `connect_timeout_s` on it is worth while to ask a silent Postgres once more."""
+
+
 class Pairing:
     """The comparison of a client's two tiers; one of its tasks asks Postgres, and the others wait for the answer."""
 
@@ -68,8 +72,9 @@ class Pairing:
         except PostgresUnavailable:
             took = monotonic() - began
             silent = took > seconds * 0.9  # else it refused
-            self._patience_s = self._patience_s - took if silent else 0.0
-            if known or self._patience_s > 0:
+            left = self._patience_s - took if silent else 0.0
+            self._patience_s = left if left > self._connect_timeout_s * _LEAST else 0.0
+            if known or self._patience_s:
                 raise
         else:
             await session.close()

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_QUEUED = 1.25
+"""For how many times as long as Postgres may be silent a connection waits for another one's comparison with it."""
 
 
 class RedisTier:
@@ -79,7 +81,7 @@ class RedisTier:
         """Whether the last handshake said that the user may not run all that is needed."""
         self.pool: Pool[Link] = Pool(
             self.link, io=io, size=settings.redis_connections_max, busy=RedisUnavailable,
-            late=self._late, what="Redis",
+            late=self._late, connect_timeout_s=settings.connect_timeout_s, what="Redis",
         )  # fmt: skip
 
     def _late(self, error: TimeoutError) -> StateCacheError:
@@ -127,13 +129,15 @@ class RedisTier:
         return link
 
     async def _connected(self, dial: Dial, seconds: float | None) -> Link:
-        seconds = self._settings.connect_timeout_s if seconds is None else seconds
-        end = monotonic() + seconds
-        link = await Link.open(dial, self._settings, seconds, io=self.io)
+        """Open a connection, in so many seconds; without these, Postgres has a time of its own to be compared in."""
+        most = self._settings.connect_timeout_s
+        end = monotonic() + (most if seconds is None else seconds)
+        link = await Link.open(dial, self._settings, end - monotonic(), io=self.io)
         try:
-            await self._handshake(link, min(max(end - monotonic(), 0.001), self._settings.connect_timeout_s))
+            await self._handshake(link, min(max(end - monotonic(), 0.001), most))
             if self._pairing is not None and self.cluster:
-                await self._pairing.compare(self.cluster, max(end - monotonic(), 0.001))
+                left = most * _QUEUED if seconds is None else max(end - monotonic(), 0.001)
+                await self._pairing.compare(self.cluster, left)
         except BaseException:  # a connection without a handshake is never used
             await link.close()
             raise
