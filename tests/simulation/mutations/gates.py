@@ -142,8 +142,8 @@ GATES = {
     "two installations": Mutant(
         "an agent does not ask whether its Redis and its Postgres belong together",
         "statecache/core/redis/tier.py",
-        "                await self._pairing.compare(self.cluster, max(end - monotonic(), 0.001))\n",
-        "                pass\n",
+        "                await self._pairing.compare(self.cluster, left)\n",
+        "                del left\n",
         by="deployments agents_wrong_redis readers_wrong_redis",
     ),
     "numbers of epochs": Mutant(
