@@ -97,8 +97,10 @@ class _Opening(Generic[C]):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was cancelled before it ran: else it has taken itself off the list."""
-        return self.started and self.background is not None and not self.background.alive
+        """Whether it is listed and does not run: cancelled, or its beginner interrupted, before it did."""
+        if not self.started:
+            return self.waiter.gone
+        return self.background is not None and not self.background.alive
 
     def let_go(self) -> None:
         """Have it end, without waiting."""

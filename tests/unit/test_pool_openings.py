@@ -378,6 +378,21 @@ def test_what_a_signal_handler_raises_as_an_opening_begins_is_raised(monkeypatch
     assert run(pool.take(WAIT_S)).alive
 
 
+def test_who_is_interrupted_before_his_opening_begins_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    async def dial(_: float | None = None) -> Line:
+        return Line()
+
+    pool = pool_of(1, dial, io=THREADS)
+    with monkeypatch.context() as patched:
+        patched.setattr(pool._idle, "_is_within", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(pool.take(WAIT_S))
+    assert run(pool.take(1.0)).alive
+
+
 def test_where_no_thread_can_be_started_the_caller_opens_it_himself(monkeypatch: pytest.MonkeyPatch) -> None:
     """As at the end of the interpreter."""
 
