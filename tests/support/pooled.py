@@ -1,7 +1,9 @@
-"""Connections to nowhere, and a pool of them."""
+"""Connections to nowhere, a pool of them, and dialers whose openings wait for the test."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Any
@@ -9,6 +11,9 @@ from typing import Any
 from statecache.concurrency import TASKS, Concurrency
 from statecache.core.pool import Pool
 from statecache.errors import RedisUnavailable
+
+WAIT_S = 20.0
+"""How long whatever is waited for may take, in seconds."""
 
 
 class Line:
@@ -44,6 +49,40 @@ class Line:
     async def end(self) -> None:
         """Close it."""
         await self.close()
+
+
+class Door:
+    """A dialer whose every opening waits until the test lets it in, or fails it."""
+
+    def __init__(self) -> None:
+        self.openings: list[asyncio.Future[Line]] = []
+
+    async def __call__(self, _: float | None = None) -> Line:
+        self.openings.append(asyncio.get_running_loop().create_future())
+        return await self.openings[-1]
+
+    def let_in(self, number: int) -> Line:
+        """Have an opening succeed."""
+        line = Line()
+        self.openings[number].set_result(line)
+        return line
+
+    def fail(self, number: int, told: str = "told to") -> None:
+        """Have an opening fail."""
+        self.openings[number].set_exception(RedisUnavailable("connect", detail=told))
+
+
+class Gate:
+    """A dialer of threads, who all wait until the test lets them in."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.opened: list[Line] = []
+
+    async def __call__(self, _: float | None = None) -> Line:
+        assert self.goes_on.wait(WAIT_S)
+        self.opened.append(Line())
+        return self.opened[-1]
 
 
 def pool_of(

@@ -134,6 +134,8 @@ def test_root_without_an_ordinary_user_is_told_so(monkeypatch: pytest.MonkeyPatc
 
 
 def test_ports_come_from_below_those_of_outgoing_connections(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ports, "LOWEST", 16384)  # this process may have a share of its own
+    monkeypatch.setattr(ports, "HIGHEST", 32767)
     for told, below in (("32768\t60999\n", 32768), ("20000\t65535\n", 20000)):
         (tmp_path / "range").write_text(told)
         monkeypatch.setattr(ports, "_OUTGOING", tmp_path / "range")

@@ -17,43 +17,7 @@ from statecache.core.idle import _Waiter
 from statecache.core.pool import Pool
 from statecache.errors import RedisUnavailable, UsageError
 from tests.support.polling import pause, pause_thread
-from tests.support.pooled import Line, pool_of
-
-WAIT_S = 20.0
-
-
-class Door:
-    """A dialer whose every opening waits until the test lets it in, or fails it."""
-
-    def __init__(self) -> None:
-        self.openings: list[asyncio.Future[Line]] = []
-
-    async def __call__(self, _: float | None = None) -> Line:
-        self.openings.append(asyncio.get_running_loop().create_future())
-        return await self.openings[-1]
-
-    def let_in(self, number: int) -> Line:
-        """Have an opening succeed."""
-        line = Line()
-        self.openings[number].set_result(line)
-        return line
-
-    def fail(self, number: int, told: str = "told to") -> None:
-        """Have an opening fail."""
-        self.openings[number].set_exception(RedisUnavailable("connect", detail=told))
-
-
-class Gate:
-    """A dialer of threads, who all wait until the test lets them in."""
-
-    def __init__(self) -> None:
-        self.goes_on = threading.Event()
-        self.opened: list[Line] = []
-
-    async def __call__(self, _: float | None = None) -> Line:
-        assert self.goes_on.wait(WAIT_S)
-        self.opened.append(Line())
-        return self.opened[-1]
+from tests.support.pooled import WAIT_S, Door, Gate, Line, pool_of
 
 
 async def _waiting(pool: Pool[Line], door: Door, number: int) -> list[asyncio.Task[Line]]:

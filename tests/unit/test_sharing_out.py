@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.fixtures.processes import LONGEST, ONE_AFTER_THE_OTHER, pytest_collection_modifyitems
+from statecache.testing import ports
+from tests.fixtures.processes import LONGEST, ONE_AFTER_THE_OTHER, ports_of, pytest_collection_modifyitems
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ("-p", "xdist", "-p", "tests.fixtures.processes", "-p", "no:cacheprovider")
@@ -104,3 +106,16 @@ def test_what_takes_longest_comes_first_and_the_rest_stays_in_order() -> None:
 
 def test_the_files_that_are_named_exist() -> None:
     assert [name for name in (*LONGEST, *ONE_AFTER_THE_OTHER) if not (ROOT / name).exists()] == []
+
+
+def test_no_two_processes_have_a_port_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "LOWEST", 16384)
+    monkeypatch.setattr(ports, "HIGHEST", 32767)
+    highest = ports._highest()
+    for count in (1, 2, 4, 7):
+        shares = [ports_of(f"gw{number}", count) for number in range(count)]
+        assert shares[0][0] == 16384
+        assert highest - count < shares[-1][1] <= highest
+        assert all(before[1] < behind[0] for before, behind in pairwise(shares))
+    replaced = ports_of("gw5", 4)  # one that takes the place of a process that ended
+    assert replaced == ports_of("gw1", 4)
