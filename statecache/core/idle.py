@@ -260,8 +260,7 @@ class Idle(Generic[C]):
 
     async def _open(self, opening: _Opening[C], background: Background, seconds: float | None = None) -> None:
         """Open a connection for whoever waits longest; tell the waiter what hindered it."""
-        waiter, connection = opening.waiter, None
-        trouble: Exception = self._late(TimeoutError("its opening was cancelled"))
+        waiter, connection, trouble = opening.waiter, None, None
         try:
             connection = await self._open_one(seconds)
         except Exception as error:  # whatever it is, it is raised by who waits
@@ -269,7 +268,7 @@ class Idle(Generic[C]):
         finally:
             if connection is None:
                 self._unlist(opening)
-                self._tell(opening, trouble)
+                self._tell(opening, trouble or self._late(TimeoutError("its opening was cancelled")))
             opening.background = None
             del background, trouble  # an error refers to this frame, which must not refer to it
         if connection is None:

@@ -60,41 +60,40 @@ def test_whoever_lacks_an_extra_is_told_what_works_in_a_checkout_too() -> None:
         assert behind.startswith(f" ('.[{extra}]' in a checkout)"[: len(behind)])
 
 
+def _set_up(checkout: Path, programs: Path) -> list[str]:
+    """Have an environment set up with the programs of that folder; return what is said of it, a line each."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, checkout)
+    done = subprocess.run(
+        ["make", "--no-print-directory", ".venv/.installed"], cwd=checkout, capture_output=True, text=True, timeout=60,
+        check=True, env={"PATH": f"{programs}:/usr/bin:/bin"},
+    )  # fmt: skip
+    assert (checkout / ".venv/.installed").read_text() == f"{checkout.resolve()}\n"
+    return done.stderr.splitlines()
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 def test_setting_up_says_what_it_does_before_it_does_it(tmp_path: Path) -> None:
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
     uv = tmp_path / "bin/uv"
     uv.parent.mkdir()
     uv.write_text(UV)
     uv.chmod(0o755)
-    done = subprocess.run(
-        ["make", "--no-print-directory", ".venv/.installed"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
-        check=True, env={"PATH": f"{uv.parent}:/usr/bin:/bin"},
-    )  # fmt: skip
-    said, *called = done.stderr.splitlines()
+    said, *called = _set_up(tmp_path, uv.parent)
     assert said == "setup: installing into .venv with uv"
     assert [line.split()[:2] for line in called] == [["uv", "venv"], ["uv", "pip"]]
     assert "-e .[dev]" in called[1]
-    assert (tmp_path / ".venv/.installed").read_text() == f"{tmp_path.resolve()}\n"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 @pytest.mark.parametrize("works", [True, False])
 def test_without_uv_pip_installs_it_and_does_the_rest_itself_where_that_cannot(tmp_path: Path, works: bool) -> None:
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
     python = tmp_path / "bin/python3"
     python.parent.mkdir()
     uv = '#!/bin/sh\necho "uv $* from $UV_DEFAULT_INDEX" >&2\n'
     for file, text in ((python, PYTHON), (tmp_path / "uv.sh", uv if works else uv + "exit 1\n")):
         file.write_text(text)
         file.chmod(0o755)
-    done = subprocess.run(
-        ["make", "--no-print-directory", ".venv/.installed"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
-        check=True, env={"PATH": f"{python.parent}:/usr/bin:/bin"},
-    )  # fmt: skip
-    said, *called = done.stderr.splitlines()
+    said, *called = _set_up(tmp_path, python.parent)
     assert said == "setup: installing into .venv with python3 and pip"
     first, second, *more = called
     assert re.fullmatch(r"pip -m pip install .*-c constraints\.txt -q uv", first)
@@ -105,4 +104,3 @@ def test_without_uv_pip_installs_it_and_does_the_rest_itself_where_that_cannot(t
     else:
         assert more[0] == "setup: uv could not; trying pip alone"
         assert re.fullmatch(r"pip -m pip install .*-c constraints\.txt -q -e \.\[dev\]", more[1])
-    assert (tmp_path / ".venv/.installed").read_text() == f"{tmp_path.resolve()}\n"

@@ -195,7 +195,7 @@ async def test_who_is_out_of_the_queue_without_anything_is_seen_to_when_his_open
 
 def test_who_wants_one_of_a_pool_that_is_closed_meanwhile_does_not_wait_for_it() -> None:
     async def dial(_: float | None = None) -> Line:
-        return Line()
+        raise AssertionError("nothing is opened any more")
 
     pool = pool_of(1, dial, io=THREADS)
     run(pool.close())
@@ -212,6 +212,16 @@ async def test_an_opening_that_somebody_cancels_tells_who_waits_for_it() -> None
     with pytest.raises(RedisUnavailable, match="its opening was cancelled"):
         await waiting
     assert pool.lent == 0
+
+
+async def test_an_opening_that_succeeds_asks_for_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make one reads the TLS files again."""
+    door = Door()
+    pool = pool_of(1, door)
+    monkeypatch.setattr(pool._idle, "_late", None)
+    (waiting,) = await _waiting(pool, door, 1)
+    line = door.let_in(0)
+    assert await waiting is line
 
 
 async def test_closing_ends_what_is_being_opened_and_leaves_no_task() -> None:
