@@ -165,7 +165,10 @@ def until(ready: Callable[[], bool], process: Process, *, timeout_s: float) -> b
 
 
 class _Spawner:
-    """The thread that starts every program. It is a daemon, so it goes last, together with the process."""
+    """The thread that starts every program. It is a daemon, so it goes last, together with the process.
+
+    It leaves signals to the threads that there were: where these hold one back, it is held back. `launch.py` takes all.
+    """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -179,6 +182,7 @@ class _Spawner:
         return future.result()
 
     def _work(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             future, job = self._jobs.get()
             try:

@@ -368,7 +368,9 @@ def test_a_link_that_leads_elsewhere_is_not_followed_for_root(closed: tuple[Path
 _STORM = """
 import os, signal, time
 from statecache.dev import _Signals
+from statecache.testing.process import _spawner
 parent, end = os.getpid(), time.monotonic() + 3
+_spawner()  # the other thread that a signal may come to
 for _ in range(2):
     if os.fork() == 0:
         while time.monotonic() < end and os.getppid() == parent:
