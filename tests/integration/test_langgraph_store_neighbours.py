@@ -10,9 +10,12 @@ import pytest
 from langgraph.store.base import GetOp, Item
 from langgraph.store.memory import InMemoryStore
 
-from statecache import AsyncStateCache, LimitExceeded, Settings, UsageError
+from statecache import AsyncStateCache, CodecError, LimitExceeded, Settings, UsageError
 from statecache.adapters.langgraph import StateCacheStore
 from statecache.adapters.langgraph.store.documents import ITEM_BYTES_MAX
+from statecache.adapters.langgraph.store.names import item_name
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import flushing
 from tests.support.langgraph_items import Letters
 
 ADA = ("users", "ada")
@@ -177,3 +180,40 @@ async def test_the_largest_items_may_be_put_again_and_last_anew(cache: AsyncStat
         found = await store.aget(ADA, "k")
         assert found is not None
         assert len(found.value["text"]) == room
+
+
+STRANGE: list[Any] = [{"x": 1}, {"namespace": "users", "key": "k", "value": {}}, [1, 2], "text"]
+
+
+@pytest.mark.parametrize("strange", STRANGE, ids=str)
+@pytest.mark.parametrize("labels", [ADA, ("users", "x" * 90, "y" * 90, "z" * 90)], ids=["short", "long"])
+async def test_what_no_store_has_written_is_named_left_alone_and_hinders_nobody_else(
+    cache: AsyncStateCache, worker: Worker, labels: tuple[str, ...], strange: Any
+) -> None:
+    """A key that is an item's by its name holds something else: a user has written it, or another framework."""
+    store = StateCacheStore(cache)
+    name = f"langgraph-store/{item_name(labels, 'strange')}"
+    async with flushing(worker):
+        await cache.set(name, strange, durability="postgres")
+        if isinstance(strange, dict):
+            with pytest.raises(CodecError, match="no item of a store of LangGraph"):
+                await store.asearch(labels)
+            if labels != ADA:  # its name alone does not say which it is
+                with pytest.raises(CodecError, match="no item of a store of LangGraph"):
+                    await store.alist_namespaces()
+        await store.aput(labels, "before", {"n": 1})
+        calls: list[Any] = [
+            store.aget(labels, "strange"), store.aput(labels, "strange", {"n": 2}), store.adelete(labels, "strange"),
+            store.aput(labels, "after", {"n": 3}), store.aget(labels, "before"),
+        ]  # fmt: skip
+        *refused, put, got = await asyncio.gather(*calls, return_exceptions=True)
+        assert [(type(one), name in str(one)) for one in refused] == [(CodecError, True)] * 3
+        assert put is None
+        assert isinstance(got, Item)
+        assert got.value == {"n": 1}
+        left = await cache.get(name)
+        assert left is not None
+        assert left.value == strange
+        await cache.delete(name, durability="postgres")
+        assert [one.key for one in await store.asearch(labels)] == ["after", "before"]
+        assert await store.aget(labels, "strange") is None

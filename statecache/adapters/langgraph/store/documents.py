@@ -12,7 +12,7 @@ So a first put needs no clock but that of Redis, which all items are dated by.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from langgraph.store.base import Item, SearchItem
 
-from statecache import LimitExceeded, UsageError
+from statecache import CodecError, LimitExceeded, UsageError
 
 if TYPE_CHECKING:
     from langgraph.store.base import PutOp
@@ -74,6 +74,27 @@ def renewed(known: State[Document]) -> Document:
 def lasts_s(made: Document) -> float | None:
     """Return for how many seconds an item lasts, or None for ever."""
     return None if "ttl" not in made else made["ttl"] * 60
+
+
+def foreign(state: State[Any]) -> CodecError | None:
+    """Return the error of a state under a store's key that no store has written, or None for an item."""
+    value = state.value
+    is_item = (
+        isinstance(value, dict)
+        and isinstance(value.get("value"), dict)
+        and isinstance(value.get("key"), str)
+        and isinstance(value.get("namespace"), list)
+    )
+    if is_item:
+        return None
+    return CodecError(key=state.key, verb="decoded", reason="it is no item of a store of LangGraph")
+
+
+def refuse_foreign(states: Iterable[State[Any]]) -> None:
+    """Raise CodecError for the first state that no store has written."""
+    for state in states:
+        if (error := foreign(state)) is not None:
+            raise error
 
 
 def created_at(state: State[Document]) -> datetime:

@@ -18,9 +18,11 @@ from statecache import Delete, LimitExceeded, NotFound, Set, State, StateCacheEr
 from statecache.adapters.langgraph.store.documents import (
     Document,
     document,
+    foreign,
     item,
     lasts_s,
     refusal_of,
+    refuse_foreign,
     renewed,
     size_of,
     written_over,
@@ -82,11 +84,14 @@ class Get:
 def get_items(asked: Sequence[Get], read: ReadMode) -> Plan[list[Item | StateCacheError | None]]:
     """Return for each that is asked for the item, or None, or what hindered it from lasting anew."""
     found = yield from _found([*dict.fromkeys(one.name for one in asked)], read)
-    renewing = {one.name for one in asked if one.renews}
+    strange = _foreign(found)
+    renewing = {one.name for one in asked if one.renews and one.name not in strange}
     hindered = yield from renew(state for name, state in found.items() if state is not None and name in renewing)
     first = {one.name: at for at, one in reversed([*enumerate(asked)])}
     return [
-        (hindered.get(one.name) if one.renews else None) or _own(found[one.name], again=first[one.name] != at)
+        strange.get(one.name)
+        or (hindered.get(one.name) if one.renews else None)
+        or _own(found[one.name], again=first[one.name] != at)
         for at, one in enumerate(asked)
     ]
 
@@ -96,6 +101,12 @@ def _found(names: Sequence[str], read: ReadMode) -> Plan[dict[str, State[Documen
     for at in range(0, len(names), _NAMES_PER_READ):
         found |= yield from call("get_many", names[at : at + _NAMES_PER_READ], read=read)
     return found
+
+
+def _foreign(found: Mapping[str, State[Document] | None]) -> dict[str, StateCacheError]:
+    """Return for each name of what no store has written the error that says so."""
+    states = ((name, state) for name, state in found.items() if state is not None)
+    return {name: error for name, state in states if (error := foreign(state)) is not None}
 
 
 def _own(state: State[Document] | None, *, again: bool) -> Item | None:
@@ -111,14 +122,16 @@ def _own(state: State[Document] | None, *, again: bool) -> Item | None:
 def put_items(puts: Sequence[Put]) -> Plan[list[StateCacheError | None]]:
     """Put items, each once, and return for each what hindered it, or None."""
     groups: dict[str, list[Put]] = {}
-    hindered: dict[str, StateCacheError] = {}
+    known = yield from _found([one.name for one in puts], "local")
+    hindered = _foreign(known)
     for one in puts:
+        if one.name in hindered:
+            continue
         if (too_large := refusal_of(one.size)) is not None:  # with its vectors
             hindered[one.name] = too_large
         else:
             groups.setdefault(group_of(one.name), []).append(one)
     commits = [some for members in groups.values() for some in _in_commits(members, lambda one: one.size)]
-    known = yield from _found([one.name for one in puts], "local")
     for some, answer in zip(commits, (yield from together([_commit(some, known) for some in commits])), strict=True):
         if isinstance(answer, LimitExceeded) and len(some) > 1:  # of one of them, which shall not hinder the others
             answers = yield from together([_commit([one], known) for one in some])
@@ -144,7 +157,10 @@ def _in_commits(ones: Iterable[One], size_of: Callable[[One], int]) -> list[list
 
 def _commit(puts: Sequence[Put], known: Mapping[str, State[Document] | None]) -> Plan[None]:
     for attempt in range(_ATTEMPTS_MAX):
-        found = (yield from _found([one.name for one in puts], "primary")) if attempt else known
+        found = known
+        if attempt:
+            found = yield from _found([one.name for one in puts], "primary")
+            refuse_foreign(state for state in found.values() if state is not None)
         blind = attempt == _ATTEMPTS_MAX - 1
         try:
             yield from call("commit", [_write(one, found, blind=blind) for one in puts])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from statecache.adapters.langgraph.store.documents import namespace
+from statecache.adapters.langgraph.store.documents import namespace, refuse_foreign
 from statecache.adapters.langgraph.store.filters import refuse_negative
 from statecache.adapters.langgraph.store.names import Labels, beyond_group, group_of, namespace_of, range_of
 from statecache.adapters.plans import DOCUMENT, Plan, call
@@ -52,6 +52,7 @@ def _namespaces(prefix: Labels) -> Plan[set[Labels]]:
 def _namespace_within(name: str) -> Plan[Labels | None]:
     """Return the namespace that an item of it says, where its name is too long to say it."""
     for state in (yield from call("list", f"{name}/", type=DOCUMENT, limit=1)):
+        refuse_foreign([state])
         return namespace(state)
     return None
 

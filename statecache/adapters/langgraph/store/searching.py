@@ -13,7 +13,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from statecache import LimitExceeded
-from statecache.adapters.langgraph.store.documents import Document, namespace, search_item, updated_at
+from statecache.adapters.langgraph.store.documents import (
+    Document,
+    namespace,
+    refuse_foreign,
+    search_item,
+    updated_at,
+)
 from statecache.adapters.langgraph.store.filters import Wanted, refuse_negative
 from statecache.adapters.langgraph.store.items import renew
 from statecache.adapters.langgraph.store.names import range_of
@@ -50,12 +56,20 @@ class Search:
         return within and self.wanted.meets(state.value["value"])
 
     def states(self, order: str, limit: int) -> Plan[list[State[Document]]]:
-        """Return the first states that Postgres takes for what is meant."""
-        return call("list", self.range.prefix, **self._options(), order=order, limit=limit)
+        """Return the first states that Postgres takes for what is meant; raise CodecError for one that is no item."""
+        states: list[State[Document]] = yield from call(
+            "list", self.range.prefix, **self._options(), order=order, limit=limit
+        )
+        refuse_foreign(states)
+        return states
 
     def nearest(self, vector: Sequence[float], limit: int) -> Plan[list[Scored[Document]]]:
         """Return the items of what Postgres takes for what is meant whose vectors are the nearest to one."""
-        return call("nearest", vector, self.range.prefix, **self._options(), limit=limit)
+        scored: list[Scored[Document]] = yield from call(
+            "nearest", vector, self.range.prefix, **self._options(), limit=limit
+        )
+        refuse_foreign(one.state for one in scored)
+        return scored
 
     def _options(self) -> dict[str, Any]:
         return {**self.range.options(), "where": self.wanted.where, "type": DOCUMENT}
