@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import multiprocessing
-import pickle
 import signal
 import subprocess
 import sys
@@ -177,18 +175,6 @@ def test_a_flow_that_was_killed_is_gone_on_with(both: Both, flow_id: str) -> Non
     assert flow.state.done == ["first", "first", "second"]
 
 
-def test_the_flow_of_the_page_says_what_the_page_does(both: Both) -> None:
-    without_memory = "from crewai.flow.flow import Flow; Flow._skip_auto_memory = True; import runpy, sys"
-    run = f"{without_memory}; runpy.run_path(sys.argv[1])"
-    done = subprocess.run(
-        [sys.executable, "-c", run, str(Path(__file__).parent / "agent.py")],
-        capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
-    assert "['paid', 'packed', 'packed']" in done.stdout.splitlines()
-    assert both.next().load_state("order/9") == {"id": "order/9", "steps": ["paid", "packed", "packed"]}
-    both.clients[0].delete("crewai/order%2F9")
-
-
 def test_threads_and_event_loops_may_use_one_persistence(both: Both, flow_id: str) -> None:
     persistence = both.next()
 
@@ -237,22 +223,6 @@ def test_a_namespace_and_settings_may_be_given(both: Both, flow_id: str) -> None
     assert both.next().load_state(flow_id) is None
     with pytest.raises(UsageError, match="more than one segment"):
         StateCacheFlowPersistence(namespace="a/b")
-
-
-def test_a_persistence_that_stands_on_settings_is_pickled_with_them(both: Both, flow_id: str) -> None:
-    settings = Settings(timeout_s=7.0)
-    with StateCacheFlowPersistence(settings, namespace="others", durability="memory") as persistence:
-        persistence.save_state(flow_id, "step", {"id": flow_id})
-        with pickle.loads(pickle.dumps(persistence)) as again:
-            assert (again.namespace, again.durability, again._clients._settings) == ("others", "memory", settings)
-            assert again._clients._policy == {"durability": "memory"}
-            assert again.load_state(flow_id) == {"id": flow_id}
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            assert pool.apply(persistence.load_state, (flow_id,)) == {"id": flow_id}
-        assert persistence.load_state(flow_id) == {"id": flow_id}, "it has a client of its own"
-    with pytest.raises(UsageError, match="stands on a client that was given") as refused:
-        pickle.dumps(both.next())
-    assert "settings" in refused.value.hint
 
 
 def dies(flow_id: str) -> None:

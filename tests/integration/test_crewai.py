@@ -18,7 +18,7 @@ from tests.support.killer import Killer
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = Path(sys.prefix) / ".crewai" / "bin" / "python"
-CONTRACT, MOVING_IN = "tests/crewai/contract.py", "tests/crewai/moving_in.py"
+CONTRACT, MOVING_IN, ONCE = "tests/crewai/contract.py", "tests/crewai/moving_in.py", "tests/crewai/once.py"
 SECONDS = 300
 SAVES = 150
 QUIET = {"OTEL_SDK_DISABLED": "true", "CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_TRACING_ENABLED": "false"}
@@ -39,10 +39,10 @@ def _environment(on: Servers, home: Path, **more: str) -> dict[str, str]:
     return process_environment() | QUIET | urls | {"PYTHONPATH": str(ROOT), "HOME": str(home)} | more
 
 
-def _kept(on: Servers, home: Path, configuration: str) -> None:
+def _kept(on: Servers, home: Path, configuration: str, *files: str) -> None:
     done = subprocess.run(
         [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", ROOT / "tests/crewai",
-         "--confcutdir", ROOT / "tests/crewai", "-p", "tests.crewai.persistences", CONTRACT, MOVING_IN],
+         "--confcutdir", ROOT / "tests/crewai", "-p", "tests.crewai.persistences", *files],
         cwd=ROOT, env=_environment(on, home, CONFIGURATION=configuration), capture_output=True, text=True, check=False,
         timeout=SECONDS,
     )  # fmt: skip
@@ -53,12 +53,13 @@ def _kept(on: Servers, home: Path, configuration: str) -> None:
 
 @pytest.mark.parametrize("configuration", ["normal", "two clients", "cold"])
 def test_it_keeps_the_contract(running: Servers, tmp_path: Path, configuration: str) -> None:
-    _kept(running, tmp_path, configuration)
+    once = [ONCE] if configuration == "normal" else []
+    _kept(running, tmp_path, configuration, CONTRACT, MOVING_IN, *once)
 
 
 def test_it_keeps_the_contract_while_no_worker_runs(tmp_path: Path) -> None:
     with servers(workers=0, fsync=False) as started:
-        _kept(started, tmp_path, "paused")
+        _kept(started, tmp_path, "paused", CONTRACT, MOVING_IN)
 
 
 def test_every_save_is_in_the_history_though_servers_and_worker_are_killed(tmp_path: Path) -> None:
