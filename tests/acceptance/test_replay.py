@@ -149,7 +149,7 @@ def test_given_servers_are_spared(given: Servers) -> None:
 
 def test_on_given_servers_two_at_once_leave_nothing_behind_and_can_be_repeated(given: Servers) -> None:
     before = inside(given)
-    arguments = ("--limit", "4", "--seed", "5", "--json")
+    arguments = ("--limit", "4", "--seed", "5", "--json", "--think-ms", "500")
     with ThreadPoolExecutor(2) as beside:
         both = {
             kind: beside.submit(replay, "--kill", kind, *arguments, environment=given.environment())
@@ -166,7 +166,7 @@ def test_on_given_servers_two_at_once_leave_nothing_behind_and_can_be_repeated(g
 
 def test_what_an_interrupt_ends_leaves_nothing_behind(given: Servers, tmp_path: Path) -> None:
     before = inside(given)
-    command = [sys.executable, "-m", "statecache", "replay", "--think-ms", "200", "--journals", str(tmp_path)]
+    command = [sys.executable, "-m", "statecache", "replay", "--think-ms", "5000", "--journals", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=process_environment() | given.environment()) as running:
         while running.poll() is None and not folded(tmp_path).acknowledged:
             pause_thread()

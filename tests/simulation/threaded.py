@@ -46,7 +46,10 @@ CHILD_S = 30.0
 CHILD_STEPS = 6
 NEWCOMER_S = 0.3
 THREADS_END_S = 10.0
-OURS = ("statecache-near", "statecache-events", "statecache-leases", "statecache-steps")
+OURS = (
+    "statecache-near", "statecache-events", "statecache-leases", "statecache-steps", "statecache-opening",
+    "statecache-connecting", "statecache-beside",
+)  # fmt: skip
 
 
 class Interrupted(BaseException):
