@@ -63,7 +63,7 @@ class StateCacheStore(OnClients, BaseStore):
     the vectors of all items under its prefix, exactly, of at most 10,000.
 
     What statecache raises is raised: `OutcomeUnknown` where it is not known whether a put was applied, which makes the
-    same put safe to repeat.
+    same put safe to repeat, and `CodecError` for a state under an item's key that no store has written.
     """
 
     supports_ttl = True
