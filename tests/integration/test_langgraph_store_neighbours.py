@@ -12,8 +12,10 @@ from langgraph.store.memory import InMemoryStore
 
 from statecache import AsyncStateCache, CodecError, LimitExceeded, Settings, UsageError
 from statecache.adapters.langgraph import StateCacheStore
+from statecache.adapters.langgraph.store import items
 from statecache.adapters.langgraph.store.documents import ITEM_BYTES_MAX
 from statecache.adapters.langgraph.store.names import item_name
+from statecache.adapters.plans import call
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flushing
 from tests.support.langgraph_items import Letters
@@ -217,3 +219,28 @@ async def test_what_no_store_has_written_is_named_left_alone_and_hinders_nobody_
         await cache.delete(name, durability="postgres")
         assert [one.key for one in await store.asearch(labels)] == ["after", "before"]
         assert await store.aget(labels, "strange") is None
+
+
+@pytest.mark.parametrize("strange", STRANGE, ids=str)
+async def test_what_comes_between_the_reading_and_the_writing_is_not_written_over(
+    cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch, strange: Any
+) -> None:
+    store, name, read = StateCacheStore(cache), f"langgraph-store/{item_name(ADA, 'strange')}", items._found
+    came: list[str] = []
+
+    def read_before(names: Any, mode: Any) -> Any:
+        found = yield from read(names, mode)
+        if not came:
+            came.append((yield from call("set", item_name(ADA, "strange"), strange)).key)
+        return found
+
+    monkeypatch.setattr(items, "_found", read_before)
+    refused, put = await asyncio.gather(
+        store.aput(ADA, "strange", {"n": 2}), store.aput(ADA, "after", {"n": 3}), return_exceptions=True
+    )
+    assert came == [name]
+    assert (type(refused), put) == (CodecError, None)
+    left = await cache.get(name)
+    assert left is not None
+    assert left.value == strange
+    assert await store.aget(ADA, "after") is not None

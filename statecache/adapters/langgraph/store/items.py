@@ -14,7 +14,7 @@ from contextlib import suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from statecache import Delete, LimitExceeded, NotFound, Set, State, StateCacheError, VersionConflict
+from statecache import CodecError, Delete, LimitExceeded, NotFound, Set, State, StateCacheError, VersionConflict
 from statecache.adapters.langgraph.store.documents import (
     Document,
     document,
@@ -133,7 +133,7 @@ def put_items(puts: Sequence[Put]) -> Plan[list[StateCacheError | None]]:
             groups.setdefault(group_of(one.name), []).append(one)
     commits = [some for members in groups.values() for some in _in_commits(members, lambda one: one.size)]
     for some, answer in zip(commits, (yield from together([_commit(some, known) for some in commits])), strict=True):
-        if isinstance(answer, LimitExceeded) and len(some) > 1:  # of one of them, which shall not hinder the others
+        if isinstance(answer, (LimitExceeded, CodecError)) and len(some) > 1:  # one's own, which hinders no others
             answers = yield from together([_commit([one], known) for one in some])
             hindered |= {one.name: each for one, each in zip(some, answers, strict=True) if each is not None}
         elif answer is not None:
