@@ -35,8 +35,9 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens are given back for certain, however slow the machine is."""
+    """Tokens are given back for certain, and before who is cancelled ends, however slow the machine is."""
     monkeypatch.setattr("statecache.core.read.hydration._FORGET_S", 10.0)
+    monkeypatch.setattr("statecache.core.read.hydration._END_S", 10.0)
 
 
 @pytest.fixture
