@@ -197,6 +197,8 @@ async def task_severed(work: Callable[[], Coroutine[Any, Any, T]], connection: A
         if not task.done():
             connection.pgconn.finish()  # or a pool would lend it again
         raise
+    finally:
+        del task  # it keeps its error, and that keeps this frame
 
 
 def _looked_at(task: asyncio.Task[Any]) -> None:

@@ -39,9 +39,11 @@ class TaskDeadline:
         return self
 
     async def __aexit__(self, *exc_info: Any) -> None:
-        if self._timeout.expired() and (end := self._timeout.when()) is not None:
+        timeout = self._timeout
+        del self._timeout  # it names the task, which keeps its error, and that the frames and values where this stands
+        if timeout.expired() and (end := timeout.when()) is not None:
             self.late_s = asyncio.get_running_loop().time() - end
-        await self._timeout.__aexit__(*exc_info)
+        await timeout.__aexit__(*exc_info)
 
 
 class _Exchange:

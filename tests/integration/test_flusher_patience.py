@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
+from redis.asyncio.connection import DefaultParser
 
 from statecache import Settings
 from statecache.errors import PostgresUnavailable
+from statecache_workers import runner
 from statecache_workers.worker import Worker
+from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
+from tests.support.fault_proxy import FaultProxy
+from tests.support.polling import pause
 
 Psql = psycopg.Connection[Any]
 
@@ -132,3 +139,55 @@ async def test_an_outage_that_says_nothing_of_time_halves_nothing(
             with pytest.raises(PostgresUnavailable):
                 await flush(worker)
     assert worker.flusher.size.entries == worker.settings.flush_batch_max
+
+
+@contextmanager
+def _full_disk(psql: Psql) -> Iterator[None]:
+    """Refuse every change, as a Postgres without room on its disk."""
+    psql.execute(
+        b"CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS "
+        b"$$ BEGIN RAISE EXCEPTION USING ERRCODE = '53100', MESSAGE = 'no room'; END $$"
+    )
+    psql.execute(b"CREATE TRIGGER full_disk BEFORE INSERT ON change EXECUTE FUNCTION full_disk()")
+    yield
+    psql.execute(b"DROP FUNCTION full_disk() CASCADE")
+
+
+@contextmanager
+def _no_garbage_looked_for() -> Iterator[None]:
+    """Have garbage looked for by who asks for it alone: in the worker's process it happens once in many batches."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _readers() -> int:
+    """Return how many readers of replies there are, those of broken connections too: each may hold much of a batch."""
+    return sum(isinstance(one, DefaultParser) for one in gc.get_objects())
+
+
+async def test_an_outage_keeps_nothing_of_the_batches_that_it_refused(
+    agents: Agents, settings: Settings, proxy: FaultProxy, psql: Psql, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read ahead is given up each time, in the middle of a reply, and its connection with it."""
+    monkeypatch.setattr(runner, "PAUSE_MAX_S", 0.02)
+    for number in range(40):
+        agents.commit((agents.key_on(number % 4), "x" * 100_000))
+    proxy.delay_s = 0.02
+    working = runner.Runner(through(settings, redis=proxy).model_copy(update={"flush_bytes_max": 500_000}))
+    with _full_disk(psql), _no_garbage_looked_for():
+        before = _readers()
+        running = asyncio.create_task(working.run())
+        while len(log.of("outage")) < 12:
+            assert not running.done()
+            await pause()
+        assert _readers() - before < 6
+    proxy.delay_s = 0.0
+    while sum(flushed(psql).values()) < 40:
+        assert not running.done()
+        await pause()
+    working.signalled()
+    assert await running == runner.DRAINED

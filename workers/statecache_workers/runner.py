@@ -35,7 +35,11 @@ PAUSE_MAX_S = 5.0
 LEAVE_S = 5.0
 LOOK_S = 2.0
 GARBAGE = 20_000
-"""How many objects are made before those are looked for that only refer to each other; hardly any do."""
+"""How many objects are made before those are looked for that only refer to each other; hardly any do in a good turn.
+
+A turn that failed leaves its errors, with all that was at hand when they were raised, and the buffers of connections
+that it gave up: a batch and more. So garbage is looked for after each of these, and once all goes well again.
+"""
 NO_METRICS = Page(
     501, b"no metrics without the extra: pip install 'statecache[metrics]' ('.[metrics]' in a checkout)\n"
 )
@@ -134,6 +138,7 @@ class Runner:
         self.pulse.turn_passed(resynced=self.worker.ready)
         if self._troubled:
             self._troubled = False
+            gc.collect()
             say("recovered")
 
     async def _patiently(self, work: Callable[[], Awaitable[None]], *, give_up: Callable[[], bool]) -> None:
@@ -158,6 +163,7 @@ class Runner:
     def _note(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         self._troubled = True
+        gc.collect()
         reason = error.reason if isinstance(error, Unavailable) else ""
         self.pulse.turn_failed(_server_of(error), reason)
         if isinstance(error, RedisUnavailable):

@@ -1,0 +1,65 @@
+"""An exchange that went wrong keeps nothing of what it was for: its error refers to nothing that refers to it.
+
+A task keeps its error, and an error the frames through which it went, with all that stands in them: a commit's bytes.
+Where such a frame names the task, only a search for garbage frees them, and that may be far away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from weakref import ref
+
+import pytest
+
+from statecache.concurrency.bounding import task_severed
+from statecache.concurrency.sockets import TaskDeadline
+
+
+class Bytes:
+    """What an exchange is for."""
+
+
+@pytest.fixture(autouse=True)
+def no_garbage_is_looked_for() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def test_a_cancelled_exchange_keeps_nothing() -> None:
+    kept: list[ref[Bytes]] = []
+
+    async def exchange() -> None:
+        sent, bound = Bytes(), TaskDeadline(None, 60.0)
+        kept.append(ref(sent))
+        async with bound:
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(exchange())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert kept[0]() is not None
+    del task
+    assert kept[0]() is None
+
+
+async def test_a_refused_statement_keeps_nothing() -> None:
+    kept: list[ref[Bytes]] = []
+
+    async def statement() -> None:
+        sent = Bytes()
+        kept.append(ref(sent))
+        raise ValueError
+
+    try:
+        await task_severed(statement, None)
+    except ValueError:
+        assert kept[0]() is not None
+    else:
+        raise AssertionError("it was not refused")
+    await asyncio.sleep(0)  # the loop is through with the task
+    assert kept[0]() is None
