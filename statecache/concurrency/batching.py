@@ -98,14 +98,16 @@ class TaskBatcher(Generic[Q, A]):
         """Return the answer, or raise the error of this request or of the whole batch."""
         loop, batch = asyncio.get_running_loop(), self._batch
         request: TaskRequest[Q, A] = TaskRequest(question, loop.create_future())
-        if batch is None or not batch.takes(weight, seconds):
+        fresh = batch is None or not batch.takes(weight, seconds)
+        if batch is None or fresh:
             batch = self._batch = _Batch(seconds)
-            task = loop.create_task(self._send(batch), name="statecache-batch")
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
         batch.requests.append(request)
         batch.weight += weight
         batch.patience_s = min(batch.patience_s, seconds)
+        if fresh:  # by no factory of the loop's: an eager task would not wait for what others ask in this turn
+            task = asyncio.Task(self._send(batch), loop=loop, name="statecache-batch")
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
         return await request.answer
 
     async def _send(self, batch: _Batch[Q, A]) -> None:

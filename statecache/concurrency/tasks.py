@@ -30,6 +30,7 @@ from statecache.concurrency.sockets import (
     task_wake,
 )
 from statecache.concurrency.waking import TaskSignal
+from statecache.errors import UsageError
 
 T = TypeVar("T")
 _unfinished: set[asyncio.Task[Any]] = set()
@@ -99,11 +100,11 @@ class Tasks(Concurrency):
 
     def place(self) -> object:
         """Return the running loop."""
-        return asyncio.get_running_loop()
+        return _running_loop()
 
     def runner(self) -> object:
         """Return the current task."""
-        return asyncio.current_task()
+        return asyncio.current_task(_running_loop())
 
     async def postgres(self, url: str, options: dict[str, Any], seconds: float | None) -> Any:
         """Open a connection to Postgres."""
@@ -139,6 +140,15 @@ class Tasks(Concurrency):
         connection._parser.set_invalidation_push_handler(_passed_on)
 
 
+def _running_loop() -> asyncio.AbstractEventLoop:
+    """Return the running loop; raise UsageError where there is none, as under trio."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        hint = "Call it from a task of asyncio; elsewhere, in trio's threads for instance, use a StateCache."
+        raise UsageError("it needs an event loop of asyncio, and none runs here", hint=hint) from None
+
+
 async def _refused(**_: object) -> None:
     refused()
 
@@ -163,7 +173,8 @@ class TaskBackground:
 
     def start(self) -> None:
         """Have the function run from now on."""
-        self._task = asyncio.create_task(self._function(self), name=self._name)
+        loop = _running_loop()
+        self._task = loop.create_task(self._function(self), name=self._name)
 
     @property
     def alive(self) -> bool:

@@ -129,7 +129,8 @@ class Pool(Generic[C]):
 
     def check_place(self) -> None:
         """Raise UsageError where another event loop has used the pool."""
-        if self._place is not None and self._place is not self._io.place():
+        here = self._io.place()
+        if self._place is not None and self._place is not here:
             raise UsageError("it belongs to another event loop", hint="Make one client for each event loop.")
 
     async def hold(self, seconds: float, waited: float = 0.0) -> C:

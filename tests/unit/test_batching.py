@@ -11,6 +11,7 @@ import pytest
 from statecache.concurrency import run
 from statecache.concurrency.batching import REQUESTS_MAX, WEIGHT_MAX, TaskBatcher, TaskRequest, ThreadBatcher
 from statecache.errors import RedisUnavailable
+from tests.support.eager_tasks import FACTORY
 
 Requests = Sequence[TaskRequest[Any, Any]]
 
@@ -123,3 +124,18 @@ def test_a_thread_goes_at_once_and_alone() -> None:
     assert run(batches.ask("yes", weight=1, seconds=5)) == ("yes", 5)
     with pytest.raises(RedisUnavailable):
         run(batches.ask("no", weight=1, seconds=5))
+
+
+async def test_where_tasks_are_eager_what_is_asked_in_one_turn_still_goes_together() -> None:
+    """Such a task runs before its maker goes on: it would send a batch in which nothing stands yet."""
+    server, loop = Server(), asyncio.get_running_loop()
+    batches: TaskBatcher[Any, Any] = TaskBatcher(server.go)
+    before = loop.get_task_factory()
+    loop.set_task_factory(FACTORY)
+    try:
+        asked = [asyncio.create_task(batches.ask(n, weight=1, seconds=5)) for n in range(3)]
+        async with asyncio.timeout(5.0):
+            assert await asyncio.gather(*asked) == [0, 1, 2]
+    finally:
+        loop.set_task_factory(before)
+    assert server.carried == [[0, 1, 2]]

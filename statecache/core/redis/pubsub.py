@@ -55,6 +55,7 @@ class Subscriptions:
         """Have `hear` called with what arrives on a channel; where Redis is away, later calls try again."""
         if self._closed:
             raise UsageError("it is closed", hint="Make a new client.")
+        self._redis.pool.check_place()
         if self.listens(channel):
             return
         turn = await self._turn.acquire(max(end - monotonic(), 0.001))

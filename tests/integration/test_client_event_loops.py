@@ -1,0 +1,96 @@
+"""The event loop that a client is used in: one with eager tasks, none at all, and one that is not its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from statecache import AsyncStateCache, Settings, UsageError
+from statecache_workers.runner import Runner
+from tests.support.eager_tasks import FACTORY
+
+
+@pytest.fixture
+async def served(settings: Settings) -> AsyncIterator[Settings]:
+    """Settings of a deployment with a worker at work."""
+    runner = Runner(settings)
+    working = asyncio.create_task(runner.run())
+    yield settings
+    runner.signalled()
+    await working
+
+
+async def _everything(cache: AsyncStateCache) -> None:
+    await cache.set("runs/1", 0)
+    await asyncio.gather(*(cache.increment("runs/1") for _ in range(8)))
+    assert (await cache.update("runs/1", lambda value: -value)).value == -8
+    found = await cache.get_many(["runs/1", "runs/2"], read="primary")
+    assert [one and one.version for one in found.values()] == [10, None]
+    assert await cache.get("runs/2") is None
+    assert (await cache.create("runs/2", 1, durability="postgres")).version == 1
+    assert [one.version async for one in cache.history("runs/1")] == [*range(1, 11)]
+    assert await cache.step("runs/3", "a", lambda step: 7) == 7
+    async with cache.lock("runs/4") as token, cache.transaction("runs/2") as transaction:
+        assert token
+        transaction.set("runs/2", 2)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="a loop of Python 3.11 has no eager tasks")
+async def test_a_loop_with_eager_tasks_is_like_any(served: Settings) -> None:
+    asyncio.get_running_loop().set_task_factory(FACTORY)
+    async with asyncio.timeout(30.0), AsyncStateCache(settings=served) as cache:
+        await _everything(cache)
+
+
+async def test_the_same_in_an_ordinary_loop(served: Settings) -> None:
+    async with asyncio.timeout(30.0), AsyncStateCache(settings=served) as cache:
+        await _everything(cache)
+
+
+def _driven(work: Any) -> None:
+    """Go on with a coroutine as a loop does that is not asyncio's."""
+    try:
+        work.send(None)
+    finally:
+        work.close()
+
+
+@pytest.mark.parametrize("verb", ["get", "set", "set postgres", "step", "lock", "watch"])
+def test_without_a_loop_of_asyncio_it_says_so(settings: Settings, verb: str) -> None:
+    cache = AsyncStateCache(settings=settings)
+
+    async def work() -> None:
+        if verb == "get":
+            await cache.get("runs/1")
+        elif verb == "step":
+            await cache.step("runs/1", "a", lambda step: 7)
+        elif verb == "lock":
+            async with cache.lock("runs/1"):
+                pass
+        elif verb == "watch":
+            async for _ in cache.watch("runs/1"):
+                pass
+        else:
+            await cache.set("runs/1", 1, durability="postgres" if "postgres" in verb else None)
+
+    with pytest.raises(UsageError, match="event loop of asyncio"):
+        _driven(work())
+
+
+async def test_a_call_from_another_loop_harms_nothing_of_the_clients_own(served: Settings) -> None:
+    async def wrong() -> None:
+        with pytest.raises(UsageError, match="another event loop"):
+            await cache.set("runs/1", 0, durability="postgres")
+        with pytest.raises(UsageError, match="another event loop"):
+            await cache.step("runs/9", "a", lambda step: 7)
+
+    async with AsyncStateCache(settings=served) as cache:
+        await cache.set("runs/1", 1)
+        await asyncio.to_thread(lambda: asyncio.run(wrong()))
+        for number in range(4):
+            await cache.set("runs/1", number, durability="postgres")
+        assert [one.version async for one in cache.history("runs/1")] == [*range(1, 6)]
