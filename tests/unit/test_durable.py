@@ -39,10 +39,17 @@ class QuietLink:
         """Do nothing: there is nothing to close."""
 
 
+class Pool:
+    """A pool that any loop may use."""
+
+    def check_place(self) -> None:
+        """Find nothing wrong."""
+
+
 class SlowRedis:
     """A Redis that runs `meanwhile` before its answers arrive, which are as of when it was asked."""
 
-    io = TASKS
+    io, pool = TASKS, Pool()
 
     def __init__(self, meta: list[bytes]) -> None:
         self.meta = meta
