@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -39,7 +38,6 @@ async def _everything(cache: AsyncStateCache) -> None:
         transaction.set("runs/2", 2)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="a loop of Python 3.11 has no eager tasks")
 async def test_a_loop_with_eager_tasks_is_like_any(served: Settings) -> None:
     asyncio.get_running_loop().set_task_factory(FACTORY)
     async with asyncio.timeout(30.0), AsyncStateCache(settings=served) as cache:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through
 from tests.support.fault_proxy import FaultProxy
 from tests.support.polling import pause
 
+WAIT_S = 60.0
 Psql = psycopg.Connection[Any]
 
 
@@ -169,6 +170,14 @@ def _readers() -> int:
     return sum(isinstance(one, DefaultParser) for one in gc.get_objects())
 
 
+async def _until(running: asyncio.Task[int], holds: Callable[[], bool]) -> None:
+    """Wait until something holds, while the worker runs."""
+    async with asyncio.timeout(WAIT_S):
+        while not holds():
+            assert not running.done()
+            await pause()
+
+
 async def test_an_outage_keeps_nothing_of_the_batches_that_it_refused(
     agents: Agents, settings: Settings, proxy: FaultProxy, psql: Psql, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,13 +190,9 @@ async def test_an_outage_keeps_nothing_of_the_batches_that_it_refused(
     with _full_disk(psql), _no_garbage_looked_for():
         before = _readers()
         running = asyncio.create_task(working.run())
-        while len(log.of("outage")) < 12:
-            assert not running.done()
-            await pause()
+        await _until(running, lambda: len(log.of("outage")) >= 12)
         assert _readers() - before < 6
     proxy.delay_s = 0.0
-    while sum(flushed(psql).values()) < 40:
-        assert not running.done()
-        await pause()
+    await _until(running, lambda: sum(flushed(psql).values()) == 40)
     working.signalled()
     assert await running == runner.DRAINED

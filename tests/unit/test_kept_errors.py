@@ -15,6 +15,7 @@ import pytest
 
 from statecache.concurrency.bounding import task_severed
 from statecache.concurrency.sockets import TaskDeadline
+from tests.support.polling import pause
 
 
 class Bytes:
@@ -38,7 +39,7 @@ async def test_a_cancelled_exchange_keeps_nothing() -> None:
             await asyncio.Event().wait()
 
     task = asyncio.create_task(exchange())
-    await asyncio.sleep(0)
+    await pause()
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
@@ -61,5 +62,5 @@ async def test_a_refused_statement_keeps_nothing() -> None:
         assert kept[0]() is not None
     else:
         raise AssertionError("it was not refused")
-    await asyncio.sleep(0)  # the loop is through with the task
+    await pause()  # the loop is through with the task
     assert kept[0]() is None
