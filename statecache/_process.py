@@ -3,12 +3,14 @@
 A mutex that a thread of the parent held is held for ever in the child, so a new one comes with the new beginning.
 A signal handler runs in the middle of whatever its thread was doing. Where that holds a mutex, the handler is refused
 what needs it: to wait would be for ever, and to go on would meet what is half done.
-`pid` is this process's number: to ask the system for it on every commit costs more than to know it.
+`pid` is this process's number, `name` its name among all hosts: to ask the system for them on every commit costs more
+than to know them.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 from _thread import RLock
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,7 +29,9 @@ class BeginsAnew(Protocol):
         """Make it as good as new, with that mutex."""
 
 
+_host = socket.gethostname()
 pid = os.getpid()
+name = f"{_host}:{pid}"
 _those: WeakSet[BeginsAnew] = WeakSet()
 
 
@@ -65,8 +69,9 @@ def begins_anew_after_fork(what: BeginsAnew) -> None:
 
 
 def _begin_anew() -> None:
-    global pid
+    global pid, name
     pid = os.getpid()
+    name = f"{_host}:{pid}"
     for what in list(_those):
         what.begin_anew(mutex())
 

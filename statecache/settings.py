@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Literal, Self
@@ -16,6 +15,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from statecache import _process
 from statecache.errors import ConfigurationError
 from statecache.model import COMMIT_BYTES_MAX, STATES_PER_COMMIT_MAX, VALUE_BYTES_MAX, Durability, ReadMode
 
@@ -47,6 +47,11 @@ def unknown_variables() -> dict[str, str]:
     unknown = [name for name in names if name.removeprefix(_PREFIX) not in known]
     meant = {name: get_close_matches(name.removeprefix(_PREFIX), known, 1) for name in unknown}
     return {name: variable_of(found[0]) if found else "" for name, found in meant.items()}
+
+
+def writer_of(settings: Settings) -> str:
+    """Return who commits: the writer that was named, or this process, which a fork may have made since."""
+    return settings.writer if "writer" in settings.model_fields_set else _process.name
 
 
 def pin_difference(found: Mapping[str, object], ours: Mapping[str, object]) -> tuple[str, str]:
@@ -132,7 +137,7 @@ class Settings(BaseSettings):
     fence: Literal["on", "off"] = Field(
         "on", description="`off` only for servers that do not show their replid; refuses `postgres` durability"
     )
-    writer: str = Field("", description="who commits; stands in every change; without it host:pid")
+    writer: str = Field("", description="who commits; stands in every change; without it host:pid of the process")
     application_version: str = Field(
         "", description="of the program that uses the client, for its checkpoints to say: a release, or a commit's hash"
     )
@@ -240,11 +245,6 @@ class Settings(BaseSettings):
             raise ValueError("must be at most 256 UTF-8 bytes without NUL and lone surrogates")
         return value
 
-    @field_validator("writer")
-    @classmethod
-    def _writer_is_somebody(cls, value: str) -> str:
-        return value or f"{socket.gethostname()}:{os.getpid()}"
-
     @field_validator("health_host")
     @classmethod
     def _health_host_is_a_name_or_an_address(cls, value: str) -> str:
@@ -281,6 +281,13 @@ class Settings(BaseSettings):
             if less * times > more:
                 product = f"{small} * {times}" if times > 1 else small
                 raise ValueError(f"{product} must be <= {large}, and they are {less:g} and {more:g}: {why}")
+        return self
+
+    @model_validator(mode="after")
+    def _writer_is_somebody(self) -> Self:
+        if not self.writer:
+            self.__dict__["writer"] = _process.name
+            self.model_fields_set.discard("writer")
         return self
 
     def __repr__(self) -> str:

@@ -11,10 +11,10 @@ from statecache.backoff import LATE_S, Backoff
 from statecache.errors import OutcomeUnknown, StateCacheError
 from statecache.model import ABSENT, AGED, BLIND, PRESENT, Position, Write
 from statecache.rules.leases import Locks
+from statecache.settings import Settings, writer_of
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.install import Install
-    from statecache.settings import Settings
 
 
 class Passable(Protocol):
@@ -98,7 +98,7 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
         """Return the script's ARGV, but for the times at its end; so many `replicas` must be connected."""
         fence = f"{settings.fence} {replicas}" if replicas else settings.fence
         arguments: list[Any] = [
-            self.nonce, self.change_id, fence, str(self.applied_at or 1) if self.repeat else "0", settings.writer,
+            self.nonce, self.change_id, fence, str(self.applied_at or 1) if self.repeat else "0", writer_of(settings),
             self.actor, self.reason, *limits,
         ]  # fmt: skip
         for write in self.writes:

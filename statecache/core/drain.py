@@ -25,6 +25,7 @@ from statecache.entries import ForeignEntry, NewerFormat, change_set
 from statecache.errors import ConfigurationError, StateCacheError, Unavailable, UsageError
 from statecache.model import DrainReport, LostCommit
 from statecache.redis_errors import refusal
+from statecache.settings import writer_of
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.in_flight import Tail
@@ -165,7 +166,7 @@ async def _beyond(runtime: Runtime, one: TailProgress, end: float) -> Any:
                 entry = change_set(entry_id, raw)
             except (ForeignEntry, NewerFormat):
                 continue
-            if entry.writer == runtime.settings.writer:
+            if entry.writer == writer_of(runtime.settings):
                 yield [change.key for change in entry.changes]
         if len(entries) < _PAGE:
             return

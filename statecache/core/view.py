@@ -38,6 +38,7 @@ from statecache.rules.filters import Selection, checked_bound, filter_of
 from statecache.rules.leases import UNGUARDED, Holding, Locks, guards_of
 from statecache.rules.provenance import refuse_provenance
 from statecache.rules.retention import checked_retention
+from statecache.settings import writer_of
 from statecache.upgrading import UpgradingCodec
 
 if TYPE_CHECKING:
@@ -284,7 +285,7 @@ class View(Generic[D]):
             parent_change_id=committed.parents[at],
             position=committed.position,
             updated_at=updated_at,
-            writer=self.runtime.settings.writer,
+            writer=writer_of(self.runtime.settings),
             schema=schema,
             expires_at=expires_at(stored(encoding, updated_at)),
         )

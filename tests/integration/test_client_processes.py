@@ -8,8 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -22,29 +20,11 @@ import pytest
 from statecache import AsyncStateCache, LeaseLost, LockTimeout, Settings, StateCache, UsageError
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, rows
+from tests.support.forking import in_a_child, status_of
 
 WAIT_S = 60.0
 
 Psql = psycopg.Connection[Any]
-
-
-def _in_a_child(work: Callable[[], object]) -> int:
-    """Run the function in a forked child and return its pid; the child's status is 0 where it succeeded."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python >= 3.12 warns of threads; these are idle
-        pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        work()
-        status = 0
-    finally:
-        os._exit(status)
-
-
-def _status(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _ran(program: str, settings: Settings) -> tuple[int, str]:
@@ -122,11 +102,11 @@ def test_a_forked_child_and_its_parent_both_work(settings: Settings, redis_raw: 
             cache.set("runs/child", "was here")
             cache.close()
 
-        pid = _in_a_child(work)
+        pid = in_a_child(work)
         for _ in range(50):
             cache.update("runs/both", lambda value: value + 1, default=0)
             assert cache.get("runs/parent").value == 0  # type: ignore[union-attr]
-        assert _status(pid) == 0
+        assert status_of(pid) == 0
         assert cache.get("runs/child").value == "was here"  # type: ignore[union-attr]
         both = cache.get("runs/both")
         assert both is not None
@@ -158,7 +138,7 @@ def test_a_forked_child_does_not_hold_its_parents_tracked_connection_open(settin
         def work() -> None:
             assert tracked not in _sockets()
 
-        assert _status(_in_a_child(work)) == 0
+        assert status_of(in_a_child(work)) == 0
         assert cache.get("runs/parent", read="local").value == 0  # type: ignore[union-attr]
 
 
@@ -193,9 +173,9 @@ def test_four_children_use_a_client_that_their_parent_has_used(threads: int, set
     with StateCache(settings=few) as cache:
         cache.set("runs/preloaded", "by the parent")
         _work_as(cache, "before", threads)
-        pids = [_in_a_child(partial(_as_a_worker, cache, f"child{number}", threads)) for number in range(CHILDREN)]
+        pids = [in_a_child(partial(_as_a_worker, cache, f"child{number}", threads)) for number in range(CHILDREN)]
         _work_as(cache, "parent", threads)
-        assert [_status(pid) for pid in pids] == [0] * CHILDREN
+        assert [status_of(pid) for pid in pids] == [0] * CHILDREN
         _work_as(cache, "after", threads)
         assert not cache.unknown_outcomes()
         processes = CHILDREN + 3
@@ -237,13 +217,13 @@ async def test_four_children_use_an_asynchronous_client_that_their_parent_has_us
             await work(who)
             await cache.close()
 
-        def in_a_child(who: str) -> None:
+        def run(who: str) -> None:
             asyncio.run(work_and_close(who))
 
         await work("before")
-        pids = [_in_a_child(partial(in_a_child, f"child{number}")) for number in range(CHILDREN)]
+        pids = [in_a_child(partial(run, f"child{number}")) for number in range(CHILDREN)]
         await work("parent")
-        statuses = await asyncio.gather(*(asyncio.to_thread(_status, pid) for pid in pids))
+        statuses = await asyncio.gather(*(asyncio.to_thread(status_of, pid) for pid in pids))
         assert statuses == [0] * CHILDREN
         await work("after")
         state = await cache.get("runs/all", read="primary")
@@ -263,7 +243,7 @@ def test_a_transaction_that_a_child_inherits_is_the_parents(settings: Settings) 
 
         with cache.transaction("runs/1") as tx:
             tx.set("runs/1", 2)
-            assert _status(_in_a_child(lambda: work(tx))) == 0
+            assert status_of(in_a_child(lambda: work(tx))) == 0
         assert tx.states["runs/1"].version == 2
 
 
@@ -330,7 +310,7 @@ def test_a_client_that_is_closed_while_threads_read_harms_none_of_them(settings:
     assert _ran(program, settings) == (0, "")
 
 
-async def test_an_asynchronous_client_starts_afresh_in_a_child(settings: Settings) -> None:
+async def test_an_asynchronous_client_starts_afreshin_a_child(settings: Settings) -> None:
     async with AsyncStateCache(settings=settings.model_copy(update={"redis_connections_max": 1})) as cache:
         await cache.set("runs/1", 1)
         assert await cache.get("runs/nobody") is None
@@ -340,7 +320,7 @@ async def test_an_asynchronous_client_starts_afresh_in_a_child(settings: Setting
             assert await cache.get("runs/nobody-else") is None
             await cache.close()
 
-        status = await asyncio.to_thread(_status, _in_a_child(lambda: asyncio.run(work())))
+        status = await asyncio.to_thread(status_of, in_a_child(lambda: asyncio.run(work())))
         assert status == 0
         assert (await cache.set("runs/1", 3)).version == 3
         assert await cache.get("runs/not-yet-asked-for") is None
@@ -387,6 +367,6 @@ def test_a_forked_child_holds_none_of_its_parents_locks(settings: Settings) -> N
                 own.set("runs/43", "the child's")
             cache.close()
 
-        assert _status(_in_a_child(child)) == 0
+        assert status_of(in_a_child(child)) == 0
         assert not lease.lost
         assert lease.set("runs/42", "the parent's").version == 1

@@ -202,6 +202,17 @@ def environment(path: str, text: str) -> Findings:
     return [f"{path}:{line}: only settings.py reads the environment" for line in lines]
 
 
+def writers(path: str, text: str) -> Findings:
+    """Find code that takes the `writer` of settings for who commits: a forked child has its parent's settings."""
+    lines = [
+        node.lineno
+        for node in nodes(text)
+        if isinstance(node, ast.Attribute) and node.attr == "writer" and "settings" in _last_name(node.value)
+    ]
+    own = path == "statecache/settings.py"
+    return [f"{path}:{line}: `writer_of(settings)` tells who commits" for line in lines if not own]
+
+
 def redis_keys(path: str, text: str) -> Findings:
     """Find Redis keys that are spelled outside keys.py, in Python, Lua and SQL."""
     if path == "statecache/keys.py":

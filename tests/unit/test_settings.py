@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import os
+import pickle
 import pprint
 from typing import Any
 
 import pytest
 
-from statecache import AsyncStateCache, ConfigurationError, Settings, StateCache
+from statecache import AsyncStateCache, ConfigurationError, Settings, StateCache, _process
 from statecache.core.redis.connection import dialer
-from statecache.settings import masked, pin_difference, process_environment, variable_of
+from statecache.settings import masked, pin_difference, process_environment, variable_of, writer_of
 
 SECRET = "s3cr3t"
 
@@ -231,8 +232,25 @@ def test_they_are_frozen() -> None:
 
 
 def test_the_writer_is_this_process_unless_it_is_named() -> None:
+    assert Settings().writer == writer_of(Settings()) == writer_of(Settings(writer=""))
     assert Settings().writer.endswith(f":{os.getpid()}")
-    assert Settings(writer="me").writer == "me"
+    assert Settings(writer="me").writer == writer_of(Settings(writer="me")) == "me"
+    assert writer_of(Settings().model_copy(update={"writer": "me"})) == "me"
+
+
+def test_settings_that_came_from_another_process_name_who_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = [Settings(), Settings(writer=""), pickle.loads(pickle.dumps(Settings()))]
+    monkeypatch.setattr(_process, "name", "host:1")
+    assert {writer_of(one) for one in sent} == {"host:1"}
+    assert writer_of(Settings(writer="me")) == "me"
+
+
+def test_a_writer_that_the_environment_leaves_empty_is_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATECACHE_WRITER", "")
+    settings = Settings()
+    assert settings.writer == _process.name
+    monkeypatch.setattr(_process, "name", "host:1")
+    assert writer_of(settings) == "host:1"
 
 
 URLS = [

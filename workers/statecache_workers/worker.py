@@ -23,6 +23,7 @@ from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.tier import RedisTier
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache.keys import KeySpace
+from statecache.settings import Settings, writer_of
 from statecache_workers.avoided_shards import Avoidance
 from statecache_workers.counters import SECONDS, Buckets
 from statecache_workers.database import Database
@@ -44,7 +45,6 @@ from statecache_workers.streams import Stock, Woken
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
-    from statecache.settings import Settings
 
 REST_MIN_S = 0.002
 UNEVEN_S = 0.075
@@ -58,7 +58,7 @@ class Worker:
 
     def __init__(self, settings: Settings, *, monotonic: Callable[[], float] = real_monotonic) -> None:
         self.settings = settings
-        self.id = f"{settings.writer}:{secrets.token_hex(4)}"
+        self.id = f"{writer_of(settings)}:{secrets.token_hex(4)}"
         self.keys = KeySpace(settings.prefix, settings.shards)
         self.redis = RedisTier(settings, self.keys)
         self.postgres = PostgresTier(

@@ -21,11 +21,11 @@ from statecache.clock import monotonic
 from statecache.commit_protocol.in_flight import Acknowledged
 from statecache.errors import StateCacheError
 from statecache.model import LostCommit, Position
+from statecache.settings import Settings, writer_of
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.in_flight import InFlight
     from statecache.core.postgres.tier import PostgresTier
-    from statecache.settings import Settings
 
 LOST_MAX = 1000
 """How many lost commits are remembered as reported."""
@@ -40,7 +40,7 @@ class Losses:
     """The lost commits of one client."""
 
     def __init__(self, settings: Settings, postgres: PostgresTier, in_flight: InFlight) -> None:
-        self._writer = settings.writer
+        self._settings = settings
         self._postgres = postgres
         self._in_flight = in_flight
         self.begin_anew(mutex())
@@ -68,7 +68,8 @@ class Losses:
         each = [(*one[:4], key) for one in positions for key in one.keys or ("",)]
         shards, epochs, ns, change_ids, keys = (list(column) for column in zip(*each, strict=True))
         parameters = {
-            "shards": shards, "epochs": epochs, "ns": ns, "change_ids": change_ids, "keys": keys, "by": self._writer
+            "shards": shards, "epochs": epochs, "ns": ns, "change_ids": change_ids, "keys": keys,
+            "by": writer_of(self._settings),
         }  # fmt: skip
         return await self._postgres.fetch("report_lost", parameters, seconds=seconds)
 

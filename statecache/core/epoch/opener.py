@@ -24,6 +24,7 @@ from statecache.core.epoch.gate import AttemptResult, Gate
 from statecache.core.postgres.connection import brief
 from statecache.errors import PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache.redis_errors import FINAL
+from statecache.settings import Settings, writer_of
 
 if TYPE_CHECKING:
     from statecache.concurrency import Slots
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
     from statecache.rules.epochs import Refusal
-    from statecache.settings import Settings
 
 SILENT_S = 1.0
 """How long an opening waits for others without a word."""
@@ -44,8 +44,8 @@ class Opener:
     """The opening of shards on a client's authority."""
 
     def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier) -> None:
-        self._gate = Gate(settings, keys, by=settings.writer, authority="client")
-        self._timeout_s = settings.timeout_s
+        self._settings = settings
+        self._keys = keys
         self._redis = redis
         self._postgres = postgres
         self._told_at = -inf
@@ -54,6 +54,7 @@ class Opener:
 
     def begin_anew(self, _: AbstractContextManager[Any]) -> None:
         """Forget what a parent's tasks or threads are opening."""
+        self._gate = Gate(self._settings, self._keys, by=writer_of(self._settings), authority="client")
         self._turns: dict[int, Slots] = {}
         self._times: dict[int, int] = {}
 
@@ -77,7 +78,7 @@ class Opener:
         last_error: Exception | None = None
         begun = monotonic()
         while True:
-            seconds = max(min(end - monotonic(), self._timeout_s), 0.001)
+            seconds = max(min(end - monotonic(), self._settings.timeout_s), 0.001)
             try:
                 refused = (await self._attempt(shard, token, seconds)).refused
             except (PostgresUnavailable, psycopg.Error) as error:

@@ -52,6 +52,7 @@ from statecache.rules.checkpoints import (
     record_key,
 )
 from statecache.rules.filters import Filter, Selection
+from statecache.settings import writer_of
 
 if TYPE_CHECKING:
     from statecache.checkpoints import Checkpoint, Scope
@@ -217,7 +218,7 @@ def _said(view: View[Any], wanted: Wanted, label: str, record: Record | None) ->
     settings = view.runtime.settings
     said = CheckpointRecord(
         label=label, scope=wanted.scope, key=wanted.key, made_by=made_by(settings), created_at=_now(view),
-        writer=settings.writer, metadata=wanted.metadata, automatic=wanted.automatic,
+        writer=writer_of(settings), metadata=wanted.metadata, automatic=wanted.automatic,
     )  # fmt: skip
     if record is None:
         return said

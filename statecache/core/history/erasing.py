@@ -29,6 +29,7 @@ from statecache.keys import beyond_prefix
 from statecache.model import BLIND, STATES_PER_COMMIT_MAX, Position, Write
 from statecache.redis_errors import refusal
 from statecache.rules.leases import UNGUARDED, Locks
+from statecache.settings import writer_of
 
 if TYPE_CHECKING:
     from statecache.core.runtime import Runtime
@@ -184,7 +185,7 @@ async def _blank(
 ) -> None:
     """Blank what Postgres keeps of these versions and those before; add the rows and bytes to those of each place."""
     asked = {
-        "keys": [*versions], "versions": [*versions.values()], "by": subject.actor or runtime.settings.writer,
+        "keys": [*versions], "versions": [*versions.values()], "by": subject.actor or writer_of(runtime.settings),
         "most": ROWS,
     }  # fmt: skip
     tried: tuple[VersionAt, ...] | None = None

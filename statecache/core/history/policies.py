@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.retention import Retention
+from statecache.settings import Settings, writer_of
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from statecache.concurrency import Background
     from statecache.core.postgres.tier import PostgresTier
-    from statecache.settings import Settings
 
 _PAUSE_S = 5.0
 _TRIES = 12
@@ -35,7 +35,7 @@ class HistoryPolicies:
     """The declarations of one client."""
 
     def __init__(self, settings: Settings, postgres: PostgresTier) -> None:
-        self._by = settings.writer
+        self._settings = settings
         self._seconds = settings.timeout_s
         self._postgres = postgres
         self.begin_anew(mutex())
@@ -88,7 +88,7 @@ class HistoryPolicies:
     async def _settle(self, name: str, retention: Retention) -> None:
         asked = {
             "name": name, "history": retention.history, "age": retention.max_age, "count": retention.max_count,
-            "by": self._by,
+            "by": writer_of(self._settings),
         }  # fmt: skip
         ((history, age, count, by),) = await self._postgres.fetch("declare_history", asked, seconds=self._seconds)
         recorded = Retention(history=history, max_age=age, max_count=count)

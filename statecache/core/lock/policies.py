@@ -21,6 +21,7 @@ from statecache.errors import StateCacheError, UsageError
 from statecache.lua import script
 from statecache.redis_errors import refusal
 from statecache.rules.leases import Locks, forgotten, guards_of, taken_back
+from statecache.settings import Settings, writer_of
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.commit import Commit
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
     from statecache.model import Locking
-    from statecache.settings import Settings
 
 _SHARDS_PER_EXCHANGE = 256
 _logger = logging.getLogger("statecache")
@@ -41,7 +41,7 @@ class Policies:
     def __init__(
         self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, opener: Opener
     ) -> None:
-        self._by = settings.writer
+        self._settings = settings
         self._keys = keys
         self._redis = redis
         self._postgres = postgres
@@ -106,7 +106,7 @@ class Policies:
         seen = await self._restore(end)
         waiting: Sequence[int] = range(self._keys.shards)
         while waiting:
-            parameters = {"name": namespace, "locking": locking, "by": self._by, "seen": seen}
+            parameters = {"name": namespace, "locking": locking, "by": writer_of(self._settings), "seen": seen}
             rows = await self._postgres.fetch("set_locking", parameters, seconds=max(end - monotonic(), 0.001))
             policies = str(rows[0][0])
             ours = int(policies.partition(" ")[0])
@@ -139,7 +139,7 @@ class Policies:
                 f"; those of {', '.join(back)} may have been taken back since" if back else "",
             )  # fmt: skip
         for name in names:
-            parameters = {"name": name, "locking": "enforced", "by": self._by, "seen": seen}
+            parameters = {"name": name, "locking": "enforced", "by": writer_of(self._settings), "seen": seen}
             await self._postgres.fetch("set_locking", parameters, seconds=max(end - monotonic(), 0.001))
         return seen
 

@@ -19,13 +19,13 @@ from statecache.errors import LockTimeout, RedisUnavailable, StateCacheError
 from statecache.lua import parts_of, script
 from statecache.redis_errors import AGAIN, DEMOTED, FINAL, code_of, found_at, refusal
 from statecache.rules.leases import COMING_S, PLACE_S, WAITERS_MAX, Holding, shown_holder
+from statecache.settings import Settings, writer_of
 
 if TYPE_CHECKING:
     from statecache.core.epoch.opener import Opener
     from statecache.core.redis.connection import Link
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
-    from statecache.settings import Settings
 
 _GRACE_S = 5.0
 """How long beyond an attempt's own time a withdrawal is remembered, in seconds."""
@@ -55,7 +55,7 @@ class LeaseScript:
         self._keys = keys
         self._fence = settings.fence
         self._withdrawn_ms = round((settings.timeout_s + _GRACE_S) * 1000)
-        self._holder = shown_holder(settings.writer)
+        self._settings = settings
 
     def call(self, verb: str, holding: Holding, link: Link, attempt_s: float) -> tuple[Sequence[str], Sequence[Any]]:
         """Return the script's KEYS and ARGV."""
@@ -63,9 +63,10 @@ class LeaseScript:
         names = keys.meta(shard), keys.leases(shard), keys.waiters(shard), keys.events(shard)
         late_ms = int((monotonic() + attempt_s) * 1000 + link.ahead_ms) + 1
         token = str(holding.token) if verb in _OF_A_TOKEN else ""
+        holder = shown_holder(writer_of(self._settings))
         lasts_ms = self._withdrawn_ms if verb == "withdraw" else round(holding.ttl * 1000)
         return names, (
-            self._fence, verb, holding.key, holding.request, token, self._holder, lasts_ms, late_ms, _LIMITS
+            self._fence, verb, holding.key, holding.request, token, holder, lasts_ms, late_ms, _LIMITS
         )  # fmt: skip
 
 
