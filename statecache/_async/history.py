@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, Generic, TypeVar, overload
 
-from msgspec import UNSET
-
 from statecache.changes import Change
 from statecache.checkpoints import Checkpoint
 from statecache.clock import monotonic
 from statecache.codec import codec_for
 from statecache.core.arguments import checked_moment, checked_position, refuse_no_limit
+from statecache.core.history.diffs import diff
 from statecache.core.history.reader import VERSION_MAX, Point
 from statecache.core.history.targets import Target, checked_aim, point_of_version, target_of
 from statecache.core.own_records import OWN_SCHEMAS
@@ -22,14 +21,13 @@ from statecache.expiry import expires_at
 from statecache.history_errors import VersionNotFound
 from statecache.keys import checked_group, checked_key
 from statecache.model import Position, State
-from statecache.rules.difference import Difference, differences
+from statecache.rules.difference import Difference
 from statecache.rules.versions import Version
 
 D = TypeVar("D")
 V = TypeVar("V")
 Bound = int | datetime | None
 Instant = int | str | datetime | Position | Checkpoint | State[Any] | Change[Any] | None
-_PLAIN = codec_for(Any, "json")
 _ONE_OF = "one of version=, checkpoint=, position= and time= says which point is meant"
 
 
@@ -236,11 +234,7 @@ class AsyncHistory(VerbGroup[D], Generic[D]):
         end, history = view.end_of(timeout), self._runtime.history
         targets = [await self._instant(key, which, end) for which in (a, b)]
         found = [one.reached(await history.version_at(key, one.point, end=end)) for one in targets]
-        plain: list[Any] = []
-        for one in found:
-            data = await history.value_of(one, end=end) if one.op == "set" else None
-            plain.append(UNSET if data is None else _PLAIN.decode(data, key=key, encoding=one.encoding, schema=""))
-        return differences(*plain)
+        return await diff(self._runtime, found, end=end)
 
     async def _instant(self, key: str, which: Any, end: float) -> Target:
         """Return what is meant by what stands for a point."""

@@ -166,6 +166,10 @@ class Concurrency(ABC):
         """Return the result of a user's function, which may be asynchronous where the client is."""
 
     @abstractmethod
+    async def computed(self, work: Callable[[], T], turns: Any, seconds: float) -> T:
+        """Return what long work comes to, while an event loop goes on; raise TimeoutError where it takes too long."""
+
+    @abstractmethod
     def place(self) -> object:
         """Return what a client is bound to: the running loop, or nothing."""
 

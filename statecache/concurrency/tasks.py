@@ -15,6 +15,7 @@ from statecache.concurrency.arrivals import TaskArrivals
 from statecache.concurrency.batching import TaskBatcher
 from statecache.concurrency.blocking import refused
 from statecache.concurrency.bounding import TaskTimeout, task_opened, task_severed
+from statecache.concurrency.computing import task_computed
 from statecache.concurrency.exchanging import rows_of, sent
 from statecache.concurrency.interface import Background, Beside, Concurrency, Slots
 from statecache.concurrency.lateness import Lateness, unanswered
@@ -56,6 +57,7 @@ class Tasks(Concurrency):
     wake = staticmethod(task_wake)
     sever = staticmethod(task_sever)
     severed = staticmethod(task_severed)
+    computed = staticmethod(task_computed)
 
     async def sleep(self, seconds: float) -> None:
         """Sleep for that many seconds."""

@@ -114,6 +114,14 @@ class Threads(Concurrency):
         start(thread)
         thread.join(seconds)
 
+    async def computed(self, work: Callable[[], T], turns: ThreadSlots, seconds: float) -> T:  # noqa: ARG002
+        """Return what long work comes to, which the thread does itself; raise TimeoutError where that took too long."""
+        end = monotonic() + seconds
+        result = work()
+        if monotonic() > end:
+            raise TimeoutError
+        return result
+
     async def called(self, value: Any) -> Any:
         """Return the result of a user's function; raise UsageError where the function is asynchronous."""
         if isawaitable(value):

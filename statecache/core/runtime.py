@@ -19,6 +19,7 @@ from statecache.core.epoch.opener import Opener
 from statecache.core.feed.consumers import Consumers
 from statecache.core.history.branches import Branches
 from statecache.core.history.checkpoints import Checkpoints
+from statecache.core.history.computations import Computations
 from statecache.core.history.due import DueCheckpoints
 from statecache.core.history.policies import HistoryPolicies
 from statecache.core.history.reader import HistoryReader
@@ -102,7 +103,7 @@ class Runtime:
         self.consumers = Consumers(self.postgres)
         self.history_values, tails = HistoryValues(self.postgres.fetch), Tails(settings, self.keys, self.redis)
         self.history = HistoryReader(self.keys, self.redis, self.postgres, self.history_values, tails)
-        self.history_policies = HistoryPolicies(settings, self.postgres)
+        self.history_policies, self.computations = HistoryPolicies(settings, self.postgres), Computations(io)
         self.durable = Durable(self.keys, self.redis, self.postgres, self.events)
         self.leases = Leases(settings, self.keys, self.redis, self.opener, self.events)
         self.step_index = StepIndex(settings, self.keys, self.redis, self.postgres)

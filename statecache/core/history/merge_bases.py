@@ -7,7 +7,8 @@ by the function that decides; what they come to is a value that nobody has store
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from msgspec import UNSET
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from statecache.rules.ancestry import Search
     from statecache.rules.versions import Version
 
+T = TypeVar("T")
 Decide = Callable[[Any, Any, Any], Any]
 """A user's function of base, ours and theirs; it may be async."""
 
@@ -122,17 +124,33 @@ async def _at(view: View[Any], base: Place, end: float) -> Side:
 
 async def _found(view: View[Any], key: str, search: Search, function: Decide | None, end: float) -> Any:
     """Read what a search asks for, merge what it asks to have merged, and return what it comes to."""
-    asked = next(search)
+    asked: Any = next(search)
+    found, size = False, 0
+    while not found:
+        if isinstance(asked, Three) and function is not None:
+            answer = await decided(view, function, asked)
+        elif isinstance(asked, Three):
+            answer = await merging(view, partial(merged_base, *asked), size, end)
+        else:
+            side = await _at(view, asked, end)
+            answer = plain(view, key, side) if function is None else shown(view, key, side)
+            size += len(side.value)
+        next_one = partial(_next_of, search, answer)
+        asked, found = next_one() if function is not None else await merging(view, next_one, size, end)
+    return None if function is not None and asked is UNSET else asked
+
+
+def _next_of(search: Search, answer: Any) -> tuple[Any, bool]:
+    """Return what a search asks for next, or what it found, and whether it has."""
     try:
-        while True:
-            if isinstance(asked, Three):
-                answer = merged_base(*asked) if function is None else await decided(view, function, asked)
-            else:
-                side = await _at(view, asked, end)
-                answer = plain(view, key, side) if function is None else shown(view, key, side)
-            asked = search.send(answer)
+        return search.send(answer), False
     except StopIteration as done:
-        return None if function is not None and done.value is UNSET else done.value
+        return done.value, True
+
+
+async def merging(view: View[Any], work: Callable[[], T], size: int, end: float) -> T:
+    """Return what a part of a merge comes to, of values of so many bytes in all."""
+    return await view.runtime.computations.result(work, size=size, end=end, what=f"a merge of {size:,} bytes")
 
 
 async def decided(view: View[Any], function: Decide, three: Three) -> Any:

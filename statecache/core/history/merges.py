@@ -9,13 +9,14 @@ theirs is taken as it is stored.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from statecache.codec import codec_for
 from statecache.core.history.branching import durable_origin
-from statecache.core.history.merge_bases import base_of, decided, is_typed, plain, shown, side_of
+from statecache.core.history.merge_bases import base_of, decided, is_typed, merging, plain, shown, side_of
 from statecache.core.history.repeats import Asked, made_before
 from statecache.core.history.restoring import applied_again, newest, write_of
 from statecache.core.history.set_types import with_lists
@@ -44,7 +45,7 @@ async def merge(view: View[Any], branch: str, into: str, function: Decide | None
         try:
             mine, other = await _durable(view, ours, terms.end), await _durable(view, theirs, terms.end)
             base = await base_of(view, mine, other, function, terms.end)
-            write = await _write(view, ours, theirs, other, base, function)
+            write = await _write(view, ours, theirs, other, base, function, terms.end)
             if write is None:
                 return view.shown(ours, _value(view, ours))
             why = Provenance(kind="merge", version=other.version, origin=branch, reason=terms.reason)
@@ -77,17 +78,22 @@ def _value(view: View[Any], record: Record) -> Any:
 
 
 async def _write(
-    view: View[Any], ours: Record, theirs: Record, other: Version, base: Base, function: Decide | None
+    view: View[Any], ours: Record, theirs: Record, other: Version, base: Base, function: Decide | None, end: float
 ) -> Write | None:
     """Return the write of what both made of their base; None where theirs is what that was.
 
     Where ours is that, theirs is taken as it is stored.
     """
     sides, read = (side_of(ours), side_of(theirs)), plain if function is None else shown
+    size = sum(len(side.value) for side in (*base.sides, *sides))
     values: list[Any] = []
     if base.crossed:
         values = [base.value, *(read(view, ours.key, side) for side in sides)]
-        is_ours, is_theirs = (base.is_same(value, by_function=function is not None) for value in values[1:])
+
+        def compared() -> list[bool]:
+            return [base.is_same(value, by_function=function is not None) for value in values[1:]]
+
+        is_ours, is_theirs = compared() if function is not None else await merging(view, compared, size, end)
     else:
         is_ours, is_theirs = (base.sides[0] == side for side in sides)
     if is_theirs:
@@ -98,7 +104,7 @@ async def _write(
     three = Three(*(values or (read(view, ours.key, side) for side in (base.sides[0], *sides))))
     if function is not None:
         return view.write_of(ours.key, await decided(view, function, three), expected=ours.tip, over=ours)
-    result = merged(*three, crossed=base.crossed)
+    result = await merging(view, partial(merged, *three, crossed=base.crossed), size, end)
     if result.conflicts:
         paths = tuple(one.place for one in result.conflicts)
         raise MergeConflict(theirs.key, ours.key, base=base.place.version, paths=paths)
