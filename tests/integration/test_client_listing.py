@@ -19,6 +19,8 @@ from statecache import (
     State,
     UsageError,
 )
+from statecache.core.read.listed import Order
+from statecache.core.read.listing import Listing
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush
@@ -111,6 +113,35 @@ async def test_a_listing_of_many_pages_is_whole(
         await client.set(name, "dirty again")
     assert await _keys(client.list("runs/")) == names
     assert sorted(await _keys(client.list("runs/", order="newest"))) == names
+
+
+@pytest.mark.parametrize("order", ["key", "-key"])
+async def test_a_page_ends_where_its_values_come_to_many_bytes(
+    client: AsyncStateCache, worker: Worker, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever lists many large states holds as many bytes of them at once as a page may have, and a value more."""
+    pages: list[list[int]] = []
+    page_of = Listing._page
+
+    async def noted(*asked: Any, **more: Any) -> Any:
+        rows, watermarks = await page_of(*asked, **more)
+        pages.append([len(row[2]) for row in rows])
+        return rows, watermarks
+
+    monkeypatch.setattr("statecache.core.read.listing._PAGE_BYTES", 300)
+    monkeypatch.setattr(Listing, "_page", noted)
+    sizes = [0, 1, 298, 5, 400, 400, 100, 100, 100, 100, *([30] * 25)]
+    wanted = [(f"runs/{number:02d}", "x" * size) for number, size in enumerate(sizes)]
+    for key, value in wanted:
+        await client.set(key, value)
+    await flush(worker)
+    await client.set("runs/03", "dirty")
+    wanted[3] = ("runs/03", "dirty")
+    listed = [(state.key, state.value) async for state in client.list("runs/", order=order)]
+    assert listed == (wanted if order == "key" else wanted[::-1])
+    assert len(pages) > 5
+    assert all(sum(page[:-1]) < 300 for page in pages)
+    assert await _keys(client.list("runs/", limit=12)) == [key for key, _ in wanted[:12]]
 
 
 async def test_a_namespace_lists_its_own_with_its_type(client: AsyncStateCache) -> None:

@@ -193,7 +193,7 @@ async def test_each_order_is_that_of_an_index(
     }  # fmt: skip
     cursor = psycopg.ClientCursor(psql)
     for name, index in indexes.items():
-        asked = {"prefix": "runs/", "values": True, "limit": 5, **Selection(prefix="runs/").bounds()}
+        asked = {"prefix": "runs/", "values": True, "bytes": 1 << 20, "limit": 5, **Selection(prefix="runs/").bounds()}
         text = cursor.mogrify(statement(name, settings.postgres_schema), asked)
         with psql.transaction():
             psql.execute(statement("read_limits", settings.postgres_schema).encode(), {"statement": "10000"})

@@ -55,14 +55,16 @@ _BESIDE_S = 0.2
 _PAGE = 500
 _PAGE_MIN = 5
 """How many rows are read at once at most, and at least, however few are wanted."""
+_PAGE_BYTES = 16 << 20
+"""How many bytes of values are read at once, or a little more: the last of them is read whole."""
 _DIRTY_MIN = 200
 """How many dirty states are read at once at least, for more of them cost another look at all shards."""
 _Page = tuple[list[tuple[Any, ...]], dict[int, int]]
 """Rows, and the watermarks of Postgres."""
 _BEFORE_ALL = {False: ("", ""), True: ("~", "")}
 """The age before every other one, by whether the newest come first."""
-_UPDATED_AT = 11
-"""The index of the time of the change in a row."""
+_VALUE, _UPDATED_AT = 2, 11
+"""The indexes of the value, and of the time of the change, in a row."""
 
 
 class Listing:
@@ -234,7 +236,7 @@ class Listing:
             if first is None or not overlay.follows(first[1]):
                 first = await self._page(listed, shards, page, _left(until))
             (rows, watermarks), first = first, None
-            more, page = len(rows) == page, min(page * 4, _PAGE)
+            more, page = _is_cut(rows, page), min(page * 4, _PAGE)
             if overlay.lacking(watermarks):
                 overlay = await self._dirty.overlay(listed, shards, _left(until), watermarks)
                 waiting = sorted(overlay.records, reverse=not down)
@@ -289,12 +291,20 @@ class Listing:
         self, listed: Listed, shards: Sequence[int], most: int | None, seconds: float, *, beside: Beside | None = None
     ) -> _Page:
         """Return a page of rows, and the watermarks of the shards, read just before it: it holds no less."""
-        asked = {"prefix": listed.selection.prefix, "values": listed.values, "limit": most, "shards": [*shards]}
+        asked = {
+            "prefix": listed.selection.prefix, "values": listed.values, "limit": most, "bytes": _PAGE_BYTES,
+            "shards": [*shards],
+        }  # fmt: skip
         names = "watermarks", STATEMENTS[listed.order]
         watermarks, rows = await self._postgres.fetch_each(
             names, asked | listed.selection.bounds(), seconds=seconds, beside=beside
         )
         return rows, {shard: flushed for shard, _, flushed in watermarks}
+
+
+def _is_cut(rows: Sequence[Sequence[Any]], most: int) -> bool:
+    """Return whether there may be more behind a page by key of at most so many rows."""
+    return len(rows) == most or sum(len(row[_VALUE]) for row in rows) >= _PAGE_BYTES
 
 
 def _left(until: float) -> float:
