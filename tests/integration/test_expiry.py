@@ -145,7 +145,7 @@ async def test_a_listing_finds_what_is_put_off_while_its_reader_takes_his_time(
     """What has ended since the listing began is looked at again; what is still there then is given as it is."""
     async with AsyncStateCache(settings=settings) as other:
         for number in range(4):
-            await other.set(f"runs/1/{number}", 0, ttl=0.4)
+            await other.set(f"runs/1/{number}", 0, ttl=2)
         await flush(worker)
         found = []
         async for state in cache.list("runs/1/"):
