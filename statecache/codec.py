@@ -102,15 +102,18 @@ class Codec:
         except UsageError:
             return self
 
-    def encode(self, value: Any, *, key: str, bytes_max: int) -> tuple[bytes, Any]:
-        """Return the bytes to store, and the value that readers get; raise CodecError or LimitExceeded."""
+    def encode(self, value: Any, *, key: str, bytes_max: int, beside: int = 0) -> tuple[bytes, Any]:
+        """Return the bytes to store, and the value that readers get; raise CodecError or LimitExceeded.
+
+        `bytes_max` is the most that a value may have; of that, so many bytes stand `beside` this one.
+        """
         if self._class is not None:
             if not isinstance(value, self._class):
                 raise CodecError(key=key, reason=f"it is a {name_of(value.__class__)}, not a {name_of(self.type)}")
         elif value.__class__ not in _PLAIN and (own := self.of(value)) is not self:
             if isinstance(value, State):
                 raise CodecError(key=key, reason="it is a State; write its value")
-            encoded, _ = own.encode(value, key=key, bytes_max=bytes_max)
+            encoded, _ = own.encode(value, key=key, bytes_max=bytes_max, beside=beside)
             return encoded, self._untyped(encoded, key, kind=value.__class__)
         if sys.getrecursionlimit() > _FRAMES_SAFE:
             self._refuse_bad_parts(value, key)
@@ -118,9 +121,7 @@ class Codec:
             data: bytes = self._write(in_order(value, self._write) if self._sets else value)
         except Exception as error:  # users' own classes take part
             self._refuse(value, key, error)
-        if len(data) > bytes_max:
-            hint = _SPLIT + (", or raise value_bytes_max (at most 8 MiB)." if bytes_max < VALUE_BYTES_MAX else ".")
-            raise LimitExceeded("the value", actual=len(data), limit=bytes_max, key=key, hint=hint)
+        _refuse_large(len(data), bytes_max, beside, key)
         return self._checked(value, data, key)
 
     def _untyped(self, data: bytes, key: str, *, kind: Any) -> Any:
@@ -229,13 +230,12 @@ class RawCodec(Codec):
         """Return this codec: bytes have no class of their own."""
         return self
 
-    def encode(self, value: Any, *, key: str, bytes_max: int) -> tuple[bytes, Any]:
+    def encode(self, value: Any, *, key: str, bytes_max: int, beside: int = 0) -> tuple[bytes, Any]:
         """Return the bytes twice: to store, and as readers get them."""
         if not self.takes(value):
             raise CodecError(key=key, reason=f"it is a {name_of(value.__class__)}, and raw values are bytes")
         data = bytes(value)
-        if len(data) > bytes_max:
-            raise LimitExceeded("the value", actual=len(data), limit=bytes_max, key=key, hint=f"{_SPLIT}.")
+        _refuse_large(len(data), bytes_max, beside, key)
         return data, data
 
     def reader(self, encoding: str) -> None:
@@ -266,6 +266,12 @@ def codec_for(type: Any = Any, encoding: Encoding = "json") -> Codec:  # noqa: A
             _codecs.clear()
         _codecs[place] = known
     return known
+
+
+def _refuse_large(size: int, bytes_max: int, beside: int, key: str) -> None:
+    if size > bytes_max - beside:
+        more = ", or raise value_bytes_max (at most 8 MiB)" if bytes_max < VALUE_BYTES_MAX else ""
+        raise LimitExceeded("the value", actual=size, limit=bytes_max - beside, key=key, hint=f"{_SPLIT}{more}.")
 
 
 def _reader_of(kind: Any, encoding: str) -> Callable[[bytes], Any]:

@@ -138,8 +138,8 @@ class AsyncSteps(VerbGroup[D], Generic[D]):
             held = await self._left(key, record_key, claim, end)
             data = b""
             if not not_done:
-                bytes_max = self._view.value_bytes_max - steps.RECORD_BYTES
-                data = codec_for(type, self._view.encoding).encode(result, key=record_key, bytes_max=bytes_max)[0]
+                codec, most = codec_for(type, self._view.encoding), self._view.value_bytes_max
+                data = codec.encode(result, key=record_key, bytes_max=most, beside=steps.RECORD_BYTES)[0]
             status: steps.Status = "failed" if not_done else "ran"
             said = steps.ended(held.step, status, at=wall(), result=data, error="resolved by hand")
             write = record_write(self._view, record_key, said, held.change_id, self._view.encoding)

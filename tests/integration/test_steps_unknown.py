@@ -26,6 +26,7 @@ from statecache import (
     StepUnknown,
     UsageError,
 )
+from statecache.model import VALUE_BYTES_MAX
 from tests.fixtures.faults import through
 from tests.fixtures.servers import MakeClient
 from tests.fixtures.steps import Bank, Receipt, charged
@@ -190,11 +191,20 @@ async def test_a_result_that_is_too_large_is_not_lost_in_silence(client: AsyncSt
         bank.charged.append(step.idempotency_key)
         return "x" * 19_000
 
-    with pytest.raises(LimitExceeded):
+    with pytest.raises(LimitExceeded, match=r"raise value_bytes_max \(at most 8 MiB\)"):
         await runs.step("42", "charge", charge)
     with pytest.raises(StepUnknown, match="returned what cannot be stored"):
         await runs.step("42", "charge", charge)
     assert len(bank.charged) == 1
+
+
+async def test_nobody_is_told_to_raise_a_limit_that_is_the_greatest(client: AsyncStateCache) -> None:
+    """A result has less room than a value has: its record says more than that."""
+    runs = client.namespace("runs", value_bytes_max=VALUE_BYTES_MAX)
+    with pytest.raises(LimitExceeded, match="Split the value over several keys of its group") as refused:
+        await runs.step("42", "charge", lambda _: "x" * (VALUE_BYTES_MAX - 100))
+    assert "value_bytes_max" not in str(refused.value)
+    assert refused.value.limit < VALUE_BYTES_MAX - 100
 
 
 async def test_a_result_of_another_type_is_refused(client: AsyncStateCache) -> None:

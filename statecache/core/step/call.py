@@ -370,8 +370,8 @@ class StepCall:
         return record_write(self._view, self._record_key, step, expected, encoding, new_in=self._new_in)
 
     def _encoded(self, result: Any) -> bytes:
-        bytes_max = self._view.value_bytes_max - steps.RECORD_BYTES
-        return self._results.encode(result, key=self._record_key, bytes_max=bytes_max)[0]
+        most, beside = self._view.value_bytes_max, steps.RECORD_BYTES
+        return self._results.encode(result, key=self._record_key, bytes_max=most, beside=beside)[0]
 
     def _decoded(self, held: Held) -> Any:
         """Return the result that a record keeps."""
