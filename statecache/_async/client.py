@@ -242,7 +242,7 @@ class AsyncStateCache(AsyncNamespace[Any]):
         left. A second signal ends the block at once. `told.stop()` does what a signal does, where there are none:
         outside of the main thread, signals are left alone.
         """
-        return AsyncUntilStopped(self.close, drain=drain, signals=signals)
+        return AsyncUntilStopped(self.close, self._runtime.check_place, drain=drain, signals=signals)
 
     async def __aenter__(self) -> Self:
         return self

@@ -31,9 +31,11 @@ class AsyncUntilStopped:
     """A block of an agent's work until it is told to stop; the client is closed at its end."""
 
     def __init__(
-        self, close: Callable[..., Awaitable[DrainReport]], *, drain: float, signals: Sequence[int] = SIGNALS
-    ) -> None:
+        self, close: Callable[..., Awaitable[DrainReport]], check_place: Callable[[], None], *, drain: float,
+        signals: Sequence[int] = SIGNALS,
+    ) -> None:  # fmt: skip
         self._close = close
+        self._check_place = check_place
         self._drain = checked_drain(drain)
         self._signals = tuple(signals)
         self._told = AsyncStopRequest()
@@ -68,6 +70,7 @@ class AsyncUntilStopped:
         return await self._told.wait(seconds)
 
     async def __aenter__(self) -> Self:
+        self._check_place()
         self._told.listen(self._signals)
         return self
 

@@ -244,7 +244,7 @@ class StateCache(Namespace[Any]):
         left. A second signal ends the block at once. `told.stop()` does what a signal does, where there are none:
         outside of the main thread, signals are left alone.
         """
-        return UntilStopped(self.close, drain=drain, signals=signals)
+        return UntilStopped(self.close, self._runtime.check_place, drain=drain, signals=signals)
 
     def __enter__(self) -> Self:
         return self

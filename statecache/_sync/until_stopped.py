@@ -33,8 +33,12 @@ if TYPE_CHECKING:
 class UntilStopped:
     """A block of an agent's work until it is told to stop; the client is closed at its end."""
 
-    def __init__(self, close: Callable[..., DrainReport], *, drain: float, signals: Sequence[int] = SIGNALS) -> None:
+    def __init__(
+        self, close: Callable[..., DrainReport], check_place: Callable[[], None], *, drain: float,
+        signals: Sequence[int] = SIGNALS,
+    ) -> None:  # fmt: skip
         self._close = close
+        self._check_place = check_place
         self._drain = checked_drain(drain)
         self._signals = tuple(signals)
         self._told = StopRequest()
@@ -69,6 +73,7 @@ class UntilStopped:
         return run(self._told.wait(seconds))
 
     def __enter__(self) -> Self:
+        self._check_place()
         self._told.listen(self._signals)
         return self
 

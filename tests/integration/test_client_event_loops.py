@@ -57,7 +57,7 @@ def _driven(work: Any) -> None:
         work.close()
 
 
-@pytest.mark.parametrize("verb", ["get", "set", "set postgres", "step", "lock", "watch"])
+@pytest.mark.parametrize("verb", ["get", "set", "set postgres", "step", "lock", "watch", "until_stopped"])
 def test_without_a_loop_of_asyncio_it_says_so(settings: Settings, verb: str) -> None:
     cache = AsyncStateCache(settings=settings)
 
@@ -68,6 +68,9 @@ def test_without_a_loop_of_asyncio_it_says_so(settings: Settings, verb: str) -> 
             await cache.step("runs/1", "a", lambda step: 7)
         elif verb == "lock":
             async with cache.lock("runs/1"):
+                pass
+        elif verb == "until_stopped":
+            async with cache.until_stopped():
                 pass
         elif verb == "watch":
             async for _ in cache.watch("runs/1"):
@@ -85,6 +88,9 @@ async def test_a_call_from_another_loop_harms_nothing_of_the_clients_own(served:
             await cache.set("runs/1", 0, durability="postgres")
         with pytest.raises(UsageError, match="another event loop"):
             await cache.step("runs/9", "a", lambda step: 7)
+        with pytest.raises(UsageError, match="another event loop"):
+            async with cache.until_stopped():
+                pass
 
     async with AsyncStateCache(settings=served) as cache:
         await cache.set("runs/1", 1)
