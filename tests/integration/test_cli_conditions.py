@@ -167,7 +167,7 @@ async def _postgres_refuses(world: World, body: str = "RAISE EXCEPTION 'no room'
             await flush(world.worker)
 
 
-async def _batch_too_slow(world: World) -> None:
+async def _batch_too_large(world: World) -> None:
     await _postgres_refuses(world, "RAISE EXCEPTION 'canceling statement' USING ERRCODE = '57014';")
 
 
@@ -223,7 +223,7 @@ CONDITIONS: dict[str, tuple[Callable[[World], Any], tuple[str, ...]]] = {
     "a shard takes no commits": (_shard_bricked, ("shard 2 takes no commits", "which no commit has written")),
     "a worker cannot flush": (_worker_hindered, ("cannot serve: Redis is unavailable", "NOPERM", "remove the cause")),
     "Postgres has no room": (_postgres_refuses, ("cannot serve: Postgres is unavailable (53100)", "remove the cause")),
-    "a batch takes too long": (_batch_too_slow, ("cannot serve: Postgres is unavailable (57014)", "remove the cause")),
+    "a batch takes too long": (_batch_too_large, ("cannot serve: Postgres is unavailable (57014)", "remove the cause")),
     "a worker is on another server": (_worker_elsewhere, ("worker old cannot serve, and leaves 4 shards", "stop it")),
     "a row is held by a stranger": (_row_held, ("shard 3", "held by pid", "psql", "SELECT pg_terminate_backend(")),
     "something is in quarantine": (_quarantine, ("1 entry is in quarantine", "`statecache quarantine list`")),

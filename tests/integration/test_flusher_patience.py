@@ -36,9 +36,10 @@ def _held(settings: Settings, shard: int) -> Iterator[Psql]:
 
 
 @contextmanager
-def _slow_changes(psql: Psql, *, most: int) -> Iterator[None]:
-    """Let every statement that adds more than so many changes take longer than any timeout."""
-    body = f"IF (SELECT count(*) FROM added) > {most} THEN PERFORM pg_sleep(60); END IF; RETURN NULL;"
+def _refused_changes(psql: Psql, what: str, *, most: int) -> Iterator[None]:
+    """Let every statement that adds more than so many changes take longer than any timeout, or be refused by a code."""
+    does = "PERFORM pg_sleep(60)" if what == "slow" else f"RAISE EXCEPTION 'too large' USING ERRCODE = '{what}'"
+    body = f"IF (SELECT count(*) FROM added) > {most} THEN {does}; END IF; RETURN NULL;"
     psql.execute(f"CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$".encode())
     psql.execute(
         b"CREATE TRIGGER slow AFTER INSERT ON change REFERENCING NEW TABLE AS added "
@@ -105,18 +106,20 @@ async def test_a_worker_leaves_although_somebody_holds_one_of_its_rows(
         assert rows(psql, "SELECT shard FROM shard WHERE owner IS NOT NULL") == [(2,)]
 
 
-async def test_a_batch_that_takes_too_long_is_halved_until_it_fits_and_grows_back(
-    agents: Agents, make_worker: MakeWorker, settings: Settings, psql: Psql, log: Log
+@pytest.mark.parametrize("what", ["slow", "53200", "53400"])
+async def test_a_batch_that_is_too_large_is_halved_until_it_fits_and_grows_back(
+    agents: Agents, make_worker: MakeWorker, settings: Settings, psql: Psql, log: Log, what: str
 ) -> None:
+    """It takes too long, more memory than there is, or more of something than a setting allows."""
     worker = make_worker(settings.model_copy(update={"timeout_s": 0.5, "hydrate_token_s": 0.5}))
     await flush_through(worker)
     for i in range(40):
         agents.commit((agents.key_on(i % 4), str(i)))
-    with _slow_changes(psql, most=5):
+    with _refused_changes(psql, what, most=5):
         await flush_through(worker)
         assert sum(flushed(psql).values()) == 40
         assert worker.flusher.size.entries < settings.flush_batch_max
-        assert log.of("batch_too_slow")
+        assert log.of("batch_too_large")
     for _ in range(12):
         agents.commit(agents.key_on(0))
         await flush(worker)

@@ -63,8 +63,11 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
-TOO_SLOW = ("57014", "timeout")
-"""Why a batch could not be written that may be too large: Postgres ran out of time, or this side did."""
+TOO_LARGE = ("57014", "timeout", "53200", "53400")
+"""Why a batch could not be written that may be too large: Postgres ran out of time, or this side did.
+
+Or it ran out of memory, or of what a setting allows, as `temp_file_limit` does.
+"""
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -223,12 +226,12 @@ class Flusher:
         self._lookout.pace.flushed(progress.entries, begun=begun, ended=monotonic())
 
     def _shrink(self, slices: Sequence[Slice], error: PostgresUnavailable) -> None:
-        """Make the next batch smaller where this one could not be written in time."""
-        if error.reason not in TOO_SLOW:
+        """Make the next batch smaller where this one may have been too large."""
+        if error.reason not in TOO_LARGE:
             return
         entries = sum(len(one.entries) for one in slices)
-        self.size.too_slow(entries, sum(max(0, one.end.bytes - one.start.bytes) for one in slices))
-        warn("batch_too_slow", entries=entries, next_entries_max=self.size.entries, reason=error.reason)
+        self.size.too_large(entries, sum(max(0, one.end.bytes - one.start.bytes) for one in slices))
+        warn("batch_too_large", entries=entries, next_entries_max=self.size.entries, reason=error.reason)
 
     def _remembered(self, slices: Sequence[Slice]) -> tuple[dict[str, Tip], set[str]]:
         """Return the remembered tips and the keys without one; mark an entry with another shard's key as faulty."""

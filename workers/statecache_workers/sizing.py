@@ -34,8 +34,8 @@ class BatchSize:
         """Whether batches are as large as the settings allow."""
         return self._part >= 1.0
 
-    def too_slow(self, entries: int, size: int) -> None:
-        """Make the next batch half of one that could not be written in time."""
+    def too_large(self, entries: int, size: int) -> None:
+        """Make the next batch half of one that could not be written."""
         tried = max(entries / self._entries_max, size / self._bytes_max)
         self._part = max(min(self._part, tried) / 2, 1 / self._entries_max)
 
