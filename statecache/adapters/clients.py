@@ -2,7 +2,7 @@
 
     made from settings    a StateCache for what is called without await, an AsyncStateCache for each event loop; they
                           are made when they are first needed, and closed with the saver or the store
-    a StateCache          is used for all; what is awaited runs in threads
+    a StateCache          is used for all; what is awaited runs in threads, and who is cancelled waits for a write
     an AsyncStateCache    belongs to one event loop; other threads wait for what runs in that one
 
 Copies of a saver share this object, so they share clients, and whoever closes one of them closes all. What was pickled
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from statecache import AsyncStateCache, Settings, StateCache, UsageError
 from statecache.adapters.event_loops import LoopClients, LoopEnded, running_loop, until_done
+from statecache.adapters.in_threads import run_in_thread
 from statecache.adapters.plans import Listing, Plan, arun, call, run, until_found
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Clients:
     async def arun(self, plan: Plan[T]) -> T:
         """Carry out a plan for a caller who awaits it."""
         if self._loops is None:
-            return await asyncio.to_thread(run, self._sync_view(), plan)
+            return await run_in_thread(self._sync_view(), plan)
         if self._settings is None:
             self._loop = self._loop or asyncio.get_running_loop()
         return await arun(self._loops.here().view, plan)

@@ -88,13 +88,14 @@ def level() -> Plan[str]:
     return (yield Level())  # type: ignore[no-any-return]
 
 
-def run(view: Namespace[Any], plan: Plan[T]) -> T:
-    """Carry out a plan with the verbs of a synchronous view."""
+def run(view: Namespace[Any], plan: Plan[T], begins: Callable[[Asked], None] = lambda _: None) -> T:
+    """Carry out a plan with the verbs of a synchronous view; `begins` is told each, and may raise to end the plan."""
     try:
         asked = next(plan)
         while True:
+            begins(asked)
             try:
-                answer = _answer(view, asked)
+                answer = _answer(view, asked, begins)
             except (StateCacheError, Declined) as error:
                 asked = plan.throw(error)
             else:
@@ -150,12 +151,12 @@ def for_reason(plan: Plan[T], reason: str) -> Plan[T]:
     return through(plan, carried_out)
 
 
-def _answer(view: Namespace[Any], asked: Asked) -> Any:
+def _answer(view: Namespace[Any], asked: Asked, begins: Callable[[Asked], None]) -> Any:
     """Return what the verb returns that is called, what plans have raised, or the level."""
     if isinstance(asked, Level):
         return view._view.durability_of(None)
     if isinstance(asked, Together):
-        return [_raised(view, one) for one in asked.plans]
+        return [_raised(view, one, begins) for one in asked.plans]
     if isinstance(asked, Compared):
         with view.transaction(*asked.names, **asked.options) as opened:
             _write(opened, asked.decide({name: opened.get(name) for name in asked.names}))
@@ -188,9 +189,9 @@ def _write(opened: AsyncTransaction[Any] | Transaction[Any], writes: Sequence[Se
             opened.delete(one.name)
 
 
-def _raised(view: Namespace[Any], plan: Plan[None]) -> StateCacheError | None:
+def _raised(view: Namespace[Any], plan: Plan[None], begins: Callable[[Asked], None]) -> StateCacheError | None:
     try:
-        return run(view, plan)
+        return run(view, plan, begins)
     except StateCacheError as error:
         return error
 
