@@ -15,6 +15,7 @@ from statecache import (
     DurabilityNotMet,
     DurabilityRefused,
     OutcomeUnknown,
+    RedisUnavailable,
     Settings,
 )
 from statecache.adapters.adk import StateCacheSessionService
@@ -22,7 +23,7 @@ from statecache.adapters.llama_index import StateCacheChatStore
 from statecache.adapters.openai_agents import StateCacheSession
 from statecache.adapters.pydantic_ai import StateCacheConversationStore
 from statecache_workers.worker import Worker
-from tests.fixtures.flusher import flush
+from tests.fixtures.flusher import flush, flushing
 from tests.fixtures.servers import MakeSettings
 from tests.support.adk_services import CHANGES, ID, WHOSE, event, loaded, texts
 from tests.support.llama_index_stores import messages
@@ -184,6 +185,102 @@ async def test_an_event_whose_preparation_too_few_copies_have_is_refused_and_lea
         assert cast("Any", state).value["prepared"] == {}
     await service.append_event(session, event("two", changes=CHANGES))
     assert (await loaded(service)).state == CHANGES
+
+
+@pytest.mark.parametrize("verb", ["append", "create"])
+async def test_what_waits_for_a_worker_before_the_event_is_refused_and_leaves_nothing(
+    verb: str, settings: Settings, worker: Worker
+) -> None:
+    """Nobody is told that all see what nobody sees; once a worker runs, the same call does it."""
+    one = event("one", changes=CHANGES)
+    async with AsyncStateCache(settings=settings) as cache:
+        lasting, service = StateCacheSessionService(cache, durability="postgres"), StateCacheSessionService(cache)
+        session = await service.create_session(**ID)
+        await flush(worker)
+
+        async def work() -> None:
+            if verb == "append":
+                await lasting.append_event(session, one)
+            else:
+                await lasting.create_session(**WHOSE, session_id="43", state=CHANGES)
+
+        for _ in range(2):
+            with pytest.raises(
+                DurabilityRefused, match=r"not known to be in Postgres, so it did nothing.*a worker runs"
+            ):
+                await work()
+        await _nothing_is_there(cache, service)
+    async with AsyncStateCache(settings=settings.model_copy(update={"timeout_s": 10.0})) as cache, flushing(worker):
+        lasting = StateCacheSessionService(cache, durability="postgres")
+        await work()
+        assert (await loaded(lasting, session_id="42" if verb == "append" else "43")).state == CHANGES
+
+
+async def _nothing_is_there(cache: AsyncStateCache, service: StateCacheSessionService) -> None:
+    """Assert that a session holds nothing, that there is no other, and that nothing is prepared."""
+    found = await loaded(service)
+    assert (found.events, found.state) == ([], {})
+    assert await service.get_session(**WHOSE, session_id="43") is None
+    for name in ("adk/orders", "adk/orders:alice"):
+        state = await cache.get(name, read="primary")
+        assert cast("Any", state).value["prepared"] == {}
+
+
+async def test_what_is_not_answered_before_the_event_is_told_as_nothing(
+    cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the change beside it is applied says nothing of the event, whose outcome is known."""
+    service = StateCacheSessionService(cache)
+    session = await service.create_session(**ID)
+    update = AsyncNamespace.update
+
+    async def unanswered(view: Any, *given: Any, **more: Any) -> Any:
+        made = await update(view, *given, **more)
+        if more["reason"] == "prepare":
+            raise OutcomeUnknown(made.change_id, keys=(made.key,))
+        return made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AsyncNamespace, "update", unanswered)
+        with pytest.raises(RedisUnavailable, match="what goes before append_event was not answered, so it did nothing"):
+            await service.append_event(session, event("one", changes=CHANGES))
+    await _nothing_is_there(cache, service)
+
+
+@pytest.mark.parametrize("verb", ["append", "create", "delete"])
+async def test_what_fails_behind_the_commit_is_told_as_one_that_may_be_applied(
+    verb: str, cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RedisUnavailable would say that nothing was applied: a Runner that tries again would have the message twice."""
+    service, one = StateCacheSessionService(cache), event("one", changes=CHANGES)
+
+    async def away(*given: Any, **__: Any) -> None:
+        if given[-1]:  # what is prepared, the states or the pages that it is about
+            raise RedisUnavailable("connection", detail="it is away")
+
+    if verb != "create":
+        session = await service.create_session(**ID)
+    if verb == "delete":
+        monkeypatch.setattr("statecache.adapters.adk.sessions._PAGES_A_COMMIT", 0)
+        await service.append_event(session, event("old"))
+    with monkeypatch.context() as patched:
+        for failing in ("resolve", "states_of"):
+            patched.setattr(f"statecache.adapters.adk.sessions.{failing}", away)
+        patched.setattr(AsyncNamespace, "delete_many", away)
+        work: dict[str, Callable[[], Awaitable[object]]] = {
+            "append": lambda: service.append_event(session, one), "create": lambda: service.create_session(**ID),
+            "delete": lambda: service.delete_session(**ID),
+        }  # fmt: skip
+        with pytest.raises(OutcomeUnknown, match=r"it is applied, but .*Redis is unavailable") as told:
+            await work[verb]()
+    (key,) = told.value.keys
+    assert (await cache.outcome(told.value.change_id, key)).verdict == "applied"
+    if verb == "append":
+        await service.append_event(session, one)
+        found = await loaded(service)
+        assert (texts(found.events), found.state) == (["one"], CHANGES)
+    else:
+        assert (await service.get_session(**ID) is None) == (verb == "delete")
 
 
 async def test_who_reads_what_takes_effect_does_not_wait_until_that_is_durable(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 from google.adk.errors import StaleSessionError
@@ -27,6 +27,7 @@ from statecache import (
     DurabilityRefused,
     NotFound,
     OutcomeUnknown,
+    RedisUnavailable,
     Set,
     StateCacheError,
     UsageError,
@@ -58,12 +59,25 @@ if TYPE_CHECKING:
 
     from google.adk.events.event import Event
 
-    from statecache import AsyncNamespace, Durability, ReadMode
+    from statecache import AsyncNamespace, Durability, ReadMode, State
     from statecache.adapters.adk.documents import Of
 
     Writes = Sequence[Set | Create | Delete]
 
 _PAGES_A_COMMIT = 255
+_SHARED = "what its app and its user share is not up to date"
+
+
+class _Done(NamedTuple):
+    """A commit that is applied: its change_id, and the error of one that is not yet as durable as it was to be."""
+
+    change_id: str
+    lacking: DurabilityNotMet | None = None
+
+    @classmethod
+    def of(cls, state: State[Any] | None) -> Self:
+        """Return the commit that a state is of."""
+        return cls("" if state is None else state.change_id)
 
 
 class Sessions:
@@ -81,7 +95,7 @@ class Sessions:
             prepared = await prepare(self._view, place, "", revision, deltas)
         head = msgspec.structs.replace(head, prepared=prepared)
         try:
-            lacking = await self._committed(place, [Create(place.head, msgspec.to_builtins(head))], "create_session")
+            done = await self._committed(place, [Create(place.head, msgspec.to_builtins(head))], "create_session")
         except OutcomeUnknown:
             raise
         except StateCacheError as error:
@@ -89,10 +103,11 @@ class Sessions:
             if isinstance(error, AlreadyExists):
                 raise exists from None
             raise
-        await resolve(self._view, place, revision, prepared)
-        if lacking is not None:
-            raise lacking
-        return await self._session(place, head, [])
+        with self._applied(place, done, _SHARED):
+            await resolve(self._view, place, revision, prepared)
+            if done.lacking is not None:
+                raise done.lacking
+            return await self._session(place, head, [])
 
     async def get(self, place: Place, limit: int | None, since: float | None) -> Session | None:
         """Return a session, with its last events and those since a time, or None where there is none."""
@@ -147,7 +162,7 @@ class Sessions:
                     head = _next(known, deltas, event.timestamp, revision, prepared)
                     writes = appended(place, found, [data], head, self._bytes_max)
                 try:
-                    lacking = await self._committed(place, writes, "append_event") if writes else None
+                    done = await self._committed(place, writes, "append_event") if writes else _Done.of(found.head)
                     break
                 except (VersionConflict, NotFound) as error:
                     failed = error
@@ -159,9 +174,10 @@ class Sessions:
             if prepared and not isinstance(error, OutcomeUnknown):
                 await withdraw(self._view, place, revision, prepared)
             raise
-        await resolve(self._view, place, revision, prepared or [])
-        if lacking is not None:
-            raise lacking
+        with self._applied(place, done, _SHARED):
+            await resolve(self._view, place, revision, prepared or [])
+        if done.lacking is not None:
+            raise done.lacking
         return revision
 
     def _proof(self, place: Place, found: Found) -> Writes:
@@ -182,42 +198,58 @@ class Sessions:
                 await arun(self._view, delete_remains(place.head, place.pages, "delete_session"))
                 return
             head = read_head(state)
-            await resolve(self._view, place, head.revision, head.prepared)
+            with _nothing_written("delete_session"):
+                await resolve(self._view, place, head.revision, head.prepared)
             pages = [place.page(head, number) for number in range(1, head.pages + 1)]
             now = [Delete(page) for page in pages[:_PAGES_A_COMMIT] if page not in gone]
             try:
-                lacking = await self._committed(place, [Delete(place.head, expected=state), *now], "delete_session")
+                done = await self._committed(place, [Delete(place.head, expected=state), *now], "delete_session")
             except (VersionConflict, NotFound) as error:
                 failed = error
                 if isinstance(error, NotFound):
                     gone.add(error.key.partition("/")[2])
                 continue
             if pages[_PAGES_A_COMMIT:]:
-                level: Durability | None = None if lacking is None else "memory"
-                await self._view.delete_many(pages[_PAGES_A_COMMIT:], reason="delete_session", durability=level)
-            if lacking is not None:
-                raise lacking
+                level: Durability | None = None if done.lacking is None else "memory"
+                with self._applied(place, done, "some of its pages were not deleted"):
+                    await self._view.delete_many(pages[_PAGES_A_COMMIT:], reason="delete_session", durability=level)
+            if done.lacking is not None:
+                raise done.lacking
             return
         raise failed
 
-    async def _committed(self, place: Place, writes: Writes, reason: str) -> DurabilityNotMet | None:
+    async def _committed(self, place: Place, writes: Writes, reason: str) -> _Done:
         """Commit, and where the answer is lost, find out what became of it; what was not applied is sent again.
 
-        What is applied, but not yet at the level that was asked for, is returned as that error: it counts.
+        What is applied, but not yet at the level that was asked for, is returned with that error: it counts.
         """
-        for again in (False, True):
+        again = False
+        while True:
             try:
-                await self._view.commit(writes, reason=reason)
+                states = await self._view.commit(writes, reason=reason)
             except DurabilityNotMet as error:
-                return error
+                return _Done(error.change_id, error)
             except OutcomeUnknown as error:
                 if again:
                     raise
                 if await arun(self._view, is_applied(error, place.head)):
-                    break
+                    return _Done(error.change_id)
+                again = True
             else:
-                break
-        return None
+                return _Done.of(states[0])
+
+    @contextmanager
+    def _applied(self, place: Place, done: _Done, what: str) -> Iterator[None]:
+        """Have what fails behind a commit end the call as one that is applied, and of which `what` is the rest."""
+        try:
+            yield
+        except DurabilityNotMet:
+            raise
+        except StateCacheError as error:
+            if isinstance(error, OutcomeUnknown) and OutcomeUnknown.awaited in error.reason:
+                raise
+            key, why = self._view._view.full(place.head), f"it is applied, but {what}: {error.problem}"
+            raise OutcomeUnknown(done.change_id, keys=(key,), reason=why) from error
 
     async def _session(self, place: Place, head: Head, events: list[Event]) -> Session:
         return _made(place, head, events, await states_of(self._view, [place.app, place.user]))
@@ -225,12 +257,22 @@ class Sessions:
 
 @contextmanager
 def _nothing_written(reason: str) -> Iterator[None]:
-    """Have what is done before a session's commit, and lacks durability, end the call as one that wrote nothing."""
+    """Have what is done before a session's commit end the call as one that wrote nothing.
+
+    It may lack durability, or its answer: nothing of it takes effect without the commit.
+    """
     try:
         yield
     except DurabilityNotMet as error:
         why = f"{error.reached} of {error.wanted} copies acknowledged what goes before {reason}, so it did nothing"
         raise DurabilityRefused(error.level, reason=why, hint="Try again once the copies are there.") from error
+    except OutcomeUnknown as error:
+        if OutcomeUnknown.awaited not in error.reason:
+            why = f"what goes before {reason} was not answered, so it did nothing: {error.reason}"
+            raise RedisUnavailable("connection", detail=why, hint="Try again.") from error
+        why = f"what goes before {reason} is not known to be in Postgres, so it did nothing"
+        hint = "Try again once a worker runs: `statecache doctor`."
+        raise DurabilityRefused("postgres", reason=why, hint=hint) from error
 
 
 def _made(place: Place, head: Head, events: list[Event], states: dict[str, dict[str, Any]]) -> Session:

@@ -29,7 +29,7 @@ from statecache.adapters.plans import Declined
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from statecache import AsyncNamespace, State
+    from statecache import AsyncNamespace, Durability, State
 
 IN_DOUBT_S_MAX = 24 * 3600.0
 """After so long a change whose session never got its event is given up: its process was killed in between."""
@@ -56,7 +56,7 @@ async def prepare(view: AsyncNamespace[Any], place: Place, before: str, revision
     ended = await asyncio.gather(*map(write, concerned), return_exceptions=True)
     failed = [error for error in ended if error is not None]
     if failed:
-        there = [error is None or isinstance(error, DurabilityNotMet) for error in ended]
+        there = [error is None or isinstance(error, (DurabilityNotMet, OutcomeUnknown)) for error in ended]
         await withdraw(view, place, revision, [of for of, written in zip(concerned, there, strict=True) if written])
         raise failed[0]
     return concerned
@@ -68,30 +68,36 @@ async def resolve(view: AsyncNamespace[Any], place: Place, revision: str, prepar
 
 
 async def withdraw(view: AsyncNamespace[Any], place: Place, revision: str, prepared: Sequence[Of]) -> None:
-    """Have what was prepared for a revision go that the session will not get; where that fails, a reader does it."""
+    """Have what was prepared for a revision go that the session will not get; where that fails, a reader does it.
+
+    Nobody waits until that is durable: what is prepared and in doubt takes no effect either.
+    """
     with suppress(StateCacheError):
-        await _decided(view, place, {revision: False}, prepared)
+        await _decided(view, place, {revision: False}, prepared, level="memory")
 
 
 async def _decided(
-    view: AsyncNamespace[Any], place: Place, verdicts: Mapping[str, bool], prepared: Sequence[Of]
-) -> None:
+    view: AsyncNamespace[Any], place: Place, verdicts: Mapping[str, bool], prepared: Sequence[Of],
+    level: Durability | None = None,
+) -> None:  # fmt: skip
     """Carry verdicts out on the states of the app and of the user, side by side; raise the first error of both."""
     names = [place.app if of == "app" else place.user for of in prepared]
-    ended = await asyncio.gather(*(_decide_last(view, name, verdicts) for name in names), return_exceptions=True)
+    ended = await asyncio.gather(*(_decide_last(view, name, verdicts, level) for name in names), return_exceptions=True)
     for error in ended:
         if isinstance(error, BaseException):
             raise error
 
 
-async def _decide_last(view: AsyncNamespace[Any], name: str, verdicts: Mapping[str, bool]) -> None:
+async def _decide_last(
+    view: AsyncNamespace[Any], name: str, verdicts: Mapping[str, bool], level: Durability | None
+) -> None:
     """Carry verdicts out on a state, behind all that has to take effect there by now."""
     try:
-        await _decide(view, name, verdicts, by_itself=True)
+        await _decide(view, name, verdicts, by_itself=True, level=level)
     except _Unlooked as unlooked:  # what is prepared from now on may take effect later
         others = await _verdicts(view, unlooked.shared)
         before = {revision: verdict for revision, verdict in others.items() if revision not in verdicts}
-        await _decide(view, name, {**before, **verdicts})
+        await _decide(view, name, {**before, **verdicts}, level=level)
 
 
 class _Unlooked(Exception):
@@ -135,8 +141,9 @@ async def _verdicts(view: AsyncNamespace[Any], shared: Shared) -> dict[str, bool
 
 
 async def _decide(
-    view: AsyncNamespace[Any], name: str, verdicts: Mapping[str, bool], *, by_itself: bool = False
-) -> Shared | None:
+    view: AsyncNamespace[Any], name: str, verdicts: Mapping[str, bool], *, by_itself: bool = False,
+    level: Durability | None = None,
+) -> Shared | None:  # fmt: skip
     """Carry verdicts out on what is still prepared, in their order; return the state, or None where there is none.
 
     Raises _Unlooked where something takes effect `by_itself` and more is prepared, which may have to do so before it.
@@ -152,7 +159,7 @@ async def _decide(
 
     state: State[Any] | None
     try:
-        state = await view.update(name, decided, default=None, reason="resolve")
+        state = await view.update(name, decided, default=None, reason="resolve", durability=level)
     except Declined:
         state = await view.get(name, read="primary")
     return None if state is None or state.value is None else read_shared(state)
