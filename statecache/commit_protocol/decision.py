@@ -24,6 +24,7 @@ from redis.exceptions import NoScriptError
 
 from statecache.commit_protocol.answers import Committed, Found, committed_of, error_of, is_lasting
 from statecache.commit_protocol.commit import Commit
+from statecache.error_facts import unended
 from statecache.errors import (
     Backpressure,
     ChangeIdReused,
@@ -146,7 +147,8 @@ def after_error(commit: Commit, reply: Exception, *, now: float) -> Again | Paus
         return Again(counted=False)
     code = code_of(reply)
     if code == "OOM":
-        return _refused(commit, Backpressure(commit.shard, reason=f"Redis is out of memory: {reply}"), now)
+        why = f"Redis is out of memory: {unended(str(reply))}"
+        return _refused(commit, Backpressure(commit.shard, reason=why), now)
     error = refusal(reply, commit.redis_keys[0])
     if isinstance(error, RedisUnavailable) and code in AGAIN:
         return hindered(error)

@@ -13,7 +13,19 @@ import pytest
 from langgraph.graph import END, START, StateGraph
 from langgraph.store.base import BaseStore, GetOp, PutOp
 
-from statecache import AsyncStateCache, LimitExceeded, Settings, StateCache, UsageError
+from statecache import (
+    AsyncNamespace,
+    AsyncStateCache,
+    Backpressure,
+    LimitExceeded,
+    LockHeld,
+    OutcomeUnknown,
+    Settings,
+    StateCache,
+    StateCacheError,
+    Unavailable,
+    UsageError,
+)
 from statecache.adapters.langgraph import StateCacheSaver, StateCacheStore
 from statecache.adapters.langgraph.store import searching
 from statecache.core.read import nearest as core_nearest
@@ -179,6 +191,30 @@ async def test_an_item_lasts_from_its_last_put_or_reading(store: StateCacheStore
     assert again is not None
     assert again.created_at == put.created_at
     assert again.updated_at > put.updated_at
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Backpressure(0, reason="Redis is out of memory"), Unavailable("epoch"), OutcomeUnknown("a"),
+        LockHeld("langgraph-store/users.ada/k", holder="somebody"),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+async def test_an_item_is_read_although_nothing_can_be_written(
+    store: StateCacheStore, error: StateCacheError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.aput(ADA, "k", {"n": 1}, ttl=HOUR)
+    await store.aput(ADA, "forever", {"n": 2})
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(AsyncNamespace, "commit", refuse)
+    found = await store.aget(ADA, "k")
+    assert found is not None
+    assert found.value == {"n": 1}
+    assert await keys_of(store, *ADA) == ["forever", "k"]
 
 
 async def test_an_item_is_gone_from_its_end_on_and_begins_anew(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from langgraph.store.base import GetOp, Item, PutOp
 
-from statecache import Backpressure, StateCacheError, VersionConflict
+from statecache import ConfigurationError, StateCacheError, VersionConflict
 from statecache.adapters.langgraph.store.items import Get, Put, get_items, put_items
 from statecache.adapters.plans import Plan, arun, call, run, together
 from statecache.testing import memory
@@ -93,7 +93,7 @@ class Refusing:
     def commit(self, writes: list[Any], **more: Any) -> Any:
         """Commit, or raise."""
         if writes[0].name.startswith(self.group):
-            raise Backpressure(0, reason="too much waits")
+            raise ConfigurationError("this user may not write there")
         return self.view.commit(writes, **more)
 
 
@@ -107,7 +107,7 @@ def test_what_hinders_one_namespace_from_lasting_anew_hinders_no_other() -> None
             Get(GetOp(("users", one), "k", refresh_ttl=fresh)) for one in ("ada", "eve") for fresh in (True, False)
         ]
         found: list[Any] = run(refusing, get_items(asked, "primary"))
-        assert [type(one) for one in found] == [Backpressure, Item, Item, Item]
+        assert [type(one) for one in found] == [ConfigurationError, Item, Item, Item]
         assert [one.namespace[1] for one in found[1:]] == ["ada", "eve", "eve"]
         assert [one.expires_at is None for one in view.list()] == [True, False]
 

@@ -14,7 +14,20 @@ from contextlib import suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from statecache import CodecError, Delete, LimitExceeded, NotFound, Set, State, StateCacheError, VersionConflict
+from statecache import (
+    Backpressure,
+    CodecError,
+    Delete,
+    LimitExceeded,
+    LockHeld,
+    NotFound,
+    OutcomeUnknown,
+    Set,
+    State,
+    StateCacheError,
+    Unavailable,
+    VersionConflict,
+)
 from statecache.adapters.langgraph.store.documents import (
     Document,
     document,
@@ -44,6 +57,8 @@ _STATES_PER_COMMIT = 250
 _COMMIT_BYTES_MAX = 12 * 1024 * 1024
 _NAMES_PER_READ = 250
 _ATTEMPTS_MAX = 20
+_PASSING = (Backpressure, LockHeld, OutcomeUnknown, Unavailable)
+"""Why nothing is written at the moment: what was read may be given all the same."""
 
 
 class Put:
@@ -180,7 +195,10 @@ def _write(one: Put, found: Mapping[str, State[Document] | None], *, blind: bool
 
 
 def renew(states: Iterable[State[Document]]) -> Plan[dict[str, StateCacheError]]:
-    """Let items last anew that last as long as they are read; return what hindered some of them, by their names."""
+    """Let items last anew that last as long as they are read; return what hindered some of them, by their names.
+
+    That nothing can be written at the moment hinders nobody from reading: then an item lasts as long as it did.
+    """
     groups: dict[str, list[State[Document]]] = {}
     for state in states:
         if "ttl" in state.value:
@@ -189,7 +207,7 @@ def renew(states: Iterable[State[Document]]) -> Plan[dict[str, StateCacheError]]
     answers = yield from together([_renew(some) for some in commits])
     return {
         _name(state.key): answer
-        for some, answer in zip(commits, answers, strict=True) if answer is not None
+        for some, answer in zip(commits, answers, strict=True) if not (answer is None or isinstance(answer, _PASSING))
         for state in some
     }  # fmt: skip
 
