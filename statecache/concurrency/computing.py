@@ -29,7 +29,7 @@ class _Computation(Generic[T]):
         """Do the work, in the thread, and tell the loop, which may be closed by then."""
         try:
             tell = partial(self.result.set_result, self._work())
-        except Exception as error:
+        except Exception as error:  # whoever waits for it is told
             tell = partial(self.result.set_exception, error)
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end, tell)
@@ -52,7 +52,7 @@ async def task_computed(work: Callable[[], T], turns: TaskSlots, seconds: float)
     try:
         computation = _Computation(work, turn)
         start(Thread(target=computation.run, name="statecache-computation", daemon=True))
-    except BaseException:
+    except BaseException:  # it may be cancelled, or no thread be had: the turn is given back
         turn.release()
         raise
     async with asyncio.timeout(max(end - monotonic(), 0.0)):
