@@ -12,6 +12,7 @@ import pytest
 from statecache import AsyncStateCache, Settings
 from statecache.cli.states.by_hand import get as get_by_hand
 from statecache.cli.states.by_hand import ls
+from statecache.core.read.dirty import Dirty
 from statecache.errors import Unavailable
 from statecache.keys import KeySpace
 from statecache.lua import script
@@ -105,12 +106,36 @@ async def test_every_other_way_of_reading_is_answered_so(
     assert shard.epoch == epoch
 
 
+async def test_a_gate_that_was_left_its_moment_is_not_left_another_one(
+    make_client: MakeClient, settings: Settings, shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever lists again and again behind a closed gate waits once, as who reads does."""
+    client, looks = make_client(settings), list[int]()
+    look = Dirty._read
+
+    async def noted(*asked: Any, **more: Any) -> Any:
+        looks.append(1)
+        return await look(*asked, **more)
+
+    monkeypatch.setattr(Dirty, "_read", noted)
+    assert [state.key async for state in client.list("runs/1")] == [KEY, GONE]
+    waited = len(looks)
+    for _ in range(3):
+        looks.clear()
+        assert [state.key async for state in client.list("runs/1")] == [KEY, GONE]
+        assert len(looks) <= 3 < waited
+    await client.get(KEY, read="primary")
+    looks.clear()
+    assert [state.key async for state in client.list("runs/1")] == [KEY, GONE]
+    assert len(looks) <= 3
+
+
 async def test_a_gate_that_opens_meanwhile_is_read_behind(
     make_client: MakeClient, settings: Settings, shard: Shard
 ) -> None:
     client = make_client(settings.model_copy(update={"postgres_url": "postgresql://127.0.0.1:1/none"}))
     reading = asyncio.create_task(_get(client, KEY))
-    await until(lambda: shard.number in client._runtime.reader._closed)
+    await until(lambda: shard.number in client._runtime.reader.closed_gates)
     shard.open()
     assert (await reading).value == "old"
 

@@ -40,8 +40,7 @@ class Computations:
         if size < _LARGE_BYTES:
             return work()
         try:
-            result = await self._io.computed(work, self._turns, max(end - monotonic(), 0.0))
+            return await self._io.computed(work, self._turns, max(end - monotonic(), 0.0))
         except TimeoutError:
             hint = f"Give it more time: timeout=, or {variable_of('timeout_s')}."
             raise Unavailable("timeout", detail=f"{what} takes longer than the call may", hint=hint) from None
-        return result

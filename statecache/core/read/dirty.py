@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from statecache.resp import Command
     from statecache.settings import Settings
 
-_GATE_S = 0.5
-"""How long a gate that was found closed is waited for at most, in seconds."""
 _ROWS_PER_READ = 500
 _KEYS_PER_READ = 200
 _SHARDS_PER_SCRIPT = 16
@@ -86,7 +84,7 @@ class Dirty:
         A closed gate is left a moment to open; one behind which there is more than Postgres holds, all of the time.
         """
         end, backoff = monotonic() + seconds, Backoff(0.005, 0.1)
-        patient_until = monotonic() + min(_GATE_S, seconds / 4)
+        patient_until, gates = monotonic() + seconds / 4, self._reader.closed_gates
         went_back = {} if watermarks is None else {shard: watermarks.get(shard, 0) for shard in shards}
         commands, start = self._commands(shards, went_back), listed.selection.prefix.encode()
         while True:
@@ -96,7 +94,9 @@ class Dirty:
             for shard, keys in self._names(shards, replies, start):
                 (found if shard in opened else behind).extend(filter(listed.selection.means, keys))
             closed, missed = set(shards) - opened.keys(), None
-            settled = not closed or monotonic() >= patient_until
+            for shard in shards:
+                (gates.met if shard in closed else gates.opened)(shard)
+            settled = not closed or monotonic() >= min(gates.patient_until(closed), patient_until)
             if closed and settled:
                 missed = await self._missed(listed.selection, closed, behind, seconds)
             if missed is not None:

@@ -26,6 +26,7 @@ from redis.exceptions import ResponseError
 
 from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
+from statecache.core.read.closed_gates import GATE_S, ClosedGates
 from statecache.errors import ConfigurationError, ForeignData, PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache.records import FIELDS, absence, record_of, record_of_row
 from statecache.redis_errors import found_at, refusal
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from statecache.model import Record
     from statecache.near import Near, Reading
     from statecache.settings import Settings
-
-_GATE_S = 0.5
-"""How long a closed gate is waited for before Postgres is asked, and how long asking may take, in seconds."""
 
 
 class ReadState(NamedTuple):
@@ -82,7 +80,7 @@ class Reader:
         self._tracked = tracked
         self._hydrator = hydrator
         self._opener = opener
-        self._closed: dict[int, tuple[float, float]] = {}  # since when, and when last met so, by shard
+        self.closed_gates = ClosedGates()
 
     async def record(self, key: str, *, end: float) -> Record:
         """Return the key's record on the primary, for a caller about to write: a closed gate is opened."""
@@ -177,19 +175,14 @@ class Reader:
             if verdict == b"FOREIGN":
                 raise found_at(rest[0].decode("utf-8", "replace"), rest[1].decode("utf-8", "replace"))
             if verdict == b"CLOSED":
-                self._met_closed(shard)
+                self.closed_gates.met(shard)
                 return Closed((int(rest[0] or 0), int(rest[1] or 0)))
-            self._closed.pop(shard, None)
+            self.closed_gates.opened(shard)
             record = record_of(redis_key, key, rest[2])
             if record is None:
                 record = (await self._hydrator.load([key], end=end)).get(key)
             if record is not None:
                 return ReadState(self._redis.clock.lived(record), int(rest[0]), rest[1].decode())
-
-    def _met_closed(self, shard: int) -> None:
-        now = monotonic()
-        since, last = self._closed.get(shard, (now, now))
-        self._closed[shard] = (since if now - last < _GATE_S else now, now)
 
     async def _behind_the_gate(
         self, key: str, here: tuple[int, int], begun: float, end: float
@@ -201,11 +194,10 @@ class Reader:
         """
         shard, now = self._keys.shard(key), monotonic()
         closed = f"the gate of shard {shard} is closed"
-        since, _ = self._closed.get(shard, (now, now))
-        if now < min(since + _GATE_S, begun + (end - begun) / 4):
+        if now < min(self.closed_gates.patient_until([shard]), begun + (end - begun) / 4):
             return None, Unavailable("epoch", detail=closed)
         try:
-            seconds = min(max(end - now, 0.001), _GATE_S)
+            seconds = min(max(end - now, 0.001), GATE_S)
             rows = await self._postgres.fetch("states", {"keys": [key]}, seconds=seconds)
             record = record_of_row(rows[0])[0] if rows else absence(key, self._near.epoch_of(key))
             place = (record.epoch, record.version)
