@@ -90,7 +90,8 @@ async def test_what_a_listing_asks_for_is_quoted_whatever_the_server_takes_a_bac
             where = [msgspec.json.encode({"of": name}).decode(), '{"count": 1}']
             asked = {
                 "prefix": "runs/", "after": "runs/", "least": name, "before": "runs0", "most": name, "where": where,
-                "without": [name], "values": True, "limit": None if name == ODD[0] else 5, "bytes": 1 << 20, "statement": "900ms",
+                "without": [name], "values": True, "limit": None if name == ODD[0] else 5, "bytes": 1 << 20,
+                "statement": "900ms",
             }  # fmt: skip
             text = spelled(psql.pgconn, ("read_limits", statement_of_order), settings.postgres_schema, asked)
             psql.pgconn.send_query(text)
