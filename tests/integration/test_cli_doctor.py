@@ -107,12 +107,9 @@ def test_servers_in_order_have_no_errors_and_no_warnings(cli: CommandLine) -> No
         ("maxmemory-policy", "volatile-random", "maxmemory-policy is volatile-random", "warning"),
         ("maxmemory", "0", "there is no maxmemory", "warning"),
         ("maxmemory-clients", "0", "maxmemory-clients is 0", "warning"),
-        (
-            "client-output-buffer-limit",
-            "pubsub 0 0 0",
-            "client-output-buffer-limit has none for pubsub",
-            "warning",
-        ),
+        ("proto-max-bulk-len", "8388607", "proto-max-bulk-len is 8388607 bytes", "warning"),
+        ("client-query-buffer-limit", "16mb", "client-query-buffer-limit is 16777216 bytes", "warning"),
+        ("client-output-buffer-limit", "pubsub 0 0 0", "client-output-buffer-limit has none for pubsub", "warning"),
     ],
 )
 def test_each_wrong_setting_of_redis_is_seen(

@@ -46,6 +46,14 @@ def test_text_and_stdin(cli: CommandLine) -> None:
     assert cli("get", "runs/1").out == "-5\n"
 
 
+def test_what_does_not_end_is_not_read_for_ever(cli: CommandLine) -> None:
+    with open("/dev/zero") as endless, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", endless)
+        refused = cli("set", "runs/1", "-")
+    assert (refused.status, "more than 128 MiB was read, and a value takes 8.0 MiB" in refused.err) == (2, True)
+    assert cli("get", "runs/1").status == 1
+
+
 def test_what_is_stored_as_msgpack_is_shown_as_json(cli: CommandLine, sync_cache: StateCache) -> None:
     packed = sync_cache.namespace("packed", encoding="msgpack")
     packed.set("1", {"a": b"\x00\xff", "b": [1, None]})

@@ -21,6 +21,7 @@ from statecache.core.redis.connection import Link, dialer
 from statecache.core.redis.rights import CLIENT, FENCED, LOCKS, Rights, commands, rights
 from statecache.keys import HASH, KeySpace
 from statecache.lua import script
+from statecache.model import COMMIT_BYTES_MAX
 from statecache.redis_errors import (
     CLUSTER,
     CLUSTER_NODE,
@@ -41,12 +42,17 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 CONFIG = (
-    "appendfsync", "save", "maxmemory-clients", REPLICAS, "client-output-buffer-limit",
+    "appendfsync", "save", "maxmemory-clients", REPLICAS, "client-output-buffer-limit", "client-query-buffer-limit",
+    "proto-max-bulk-len",
 )  # fmt: skip
 _AGENT = (*LOCKS, "SSUBSCRIBE {events}", "INFO", "WAIT 1 1")
 """What an agent needs beside what every connection's handshake asks for."""
 _REFUSED = re.compile(r"run the '([a-z]+)' command")
 """How a server names the command that a user may not run."""
+_LARGEST = {"proto-max-bulk-len": "512mb", "client-query-buffer-limit": "1gb"}
+"""What a server allows unless told otherwise."""
+_QUERY_BESIDE = 1024 * 1024
+"""What a commit may weigh beside its values, in bytes."""
 REPLICA_BUFFER_MIN = 256 * 1024 * 1024
 """A burst of large commits fits into this much, in bytes, before a replica is cut off and starts over."""
 
@@ -168,7 +174,7 @@ def findings(facts: RedisFacts, settings: Settings, *, worker: bool) -> Iterator
         return
     yield from _what_it_is(facts, settings)
     yield from _what_it_keeps(facts)
-    yield from _memory(facts)
+    yield from _memory(facts, settings)
     yield from _replicas(facts)
     yield from _rights(facts, worker=worker)
     if facts.config_refused or not facts.config:
@@ -221,7 +227,7 @@ def _what_it_keeps(facts: RedisFacts) -> Iterator[Finding]:
                       "look at the server's log and its disk")  # fmt: skip
 
 
-def _memory(facts: RedisFacts) -> Iterator[Finding]:
+def _memory(facts: RedisFacts, settings: Settings) -> Iterator[Finding]:
     policy, most = facts.info.get("maxmemory_policy", ""), facts.info.get("maxmemory")
     if facts.full and not policy.startswith("allkeys-"):
         yield error("redis", "Redis is nearly full of what may not be evicted", "commits are refused, or soon will be",
@@ -239,11 +245,25 @@ def _memory(facts: RedisFacts) -> Iterator[Finding]:
     if facts.config.get("maxmemory-clients") == "0":
         yield warning("redis", "maxmemory-clients is 0", "one client that stops reading can fill the memory of all",
                       "CONFIG SET maxmemory-clients 20%, and in redis.conf")  # fmt: skip
+    yield from _largest(facts, settings)
     limits = facts.config.get("client-output-buffer-limit", "")
     if re.search(r"pubsub 0 0 ", limits):
         yield warning("redis", "client-output-buffer-limit has none for pubsub",
                       "a subscriber that stops reading can fill the memory",
                       'CONFIG SET client-output-buffer-limit "pubsub 32mb 8mb 60", and in redis.conf')  # fmt: skip
+
+
+def _largest(facts: RedisFacts, settings: Settings) -> Iterator[Finding]:
+    """Yield which limits of the server are below the largest value, or the largest commit, that a client may send."""
+    for name, least, what in (
+        ("proto-max-bulk-len", settings.value_bytes_max, "value"),
+        ("client-query-buffer-limit", COMMIT_BYTES_MAX + _QUERY_BESIDE, "commit"),
+    ):
+        most = facts.config.get(name, "")
+        if most.isdigit() and int(most) < least:
+            yield warning("redis", f"{name} is {most} bytes",
+                          f"a large {what} cuts its connection off: every try fails, others beside it are sent again",
+                          f"CONFIG SET {name} {_LARGEST[name]}, and in redis.conf")  # fmt: skip
 
 
 def _replicas(facts: RedisFacts) -> Iterator[Finding]:

@@ -44,6 +44,7 @@ from statecache.cli.screen import (
 from statecache.clock import wall
 from statecache.errors import InvalidKey, UsageError
 from statecache.keys import checked_key
+from statecache.model import VALUE_BYTES_MAX
 from statecache.records import text_of, time_of
 from statecache.rules import exact_json
 
@@ -56,6 +57,8 @@ ChangeId = Annotated[
     str | None, typer.Option(metavar="CHANGE_ID", help="Of a write whose outcome is not known, to ask again.")
 ]
 LIST_MAX = 100
+_READ_MAX = 16 * VALUE_BYTES_MAX
+"""How much is read of a value, in bytes: laid out over lines, it takes several times what it is kept in."""
 
 
 def get(
@@ -137,8 +140,8 @@ def put(
     if create and expected is not None:
         raise UsageError("--create and --expected exclude one another")
     checked_key(key)
-    data = _value_of(value, text=text)
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
+    data = _value_of(value, text=text)
     more: dict[str, Any] = {
         "durability": checked_durability(durability), "actor": actor or operator(), "reason": reason,
         "change_id": change_id, "ttl": None if ttl is None else _lasts(ttl),
@@ -151,7 +154,10 @@ def put(
 
 
 def _value_of(given: str, *, text: bool) -> Any:
-    data = sys.stdin.buffer.read() if given == "-" else given.encode("utf-8", "surrogateescape")
+    """Return the value that was given, or is read: no more than could be one, for a pipe may not end."""
+    data = sys.stdin.buffer.read(_READ_MAX + 1) if given == "-" else given.encode("utf-8", "surrogateescape")
+    if len(data) > _READ_MAX:
+        raise UsageError(f"more than {size_text(_READ_MAX)} was read, and a value takes {size_text(VALUE_BYTES_MAX)}")
     try:
         return data.decode() if text else _exact(data)
     except UnicodeDecodeError as error:
