@@ -118,7 +118,7 @@ async def test_a_postgres_that_lets_nobody_in_from_here(
     monkeypatch.setattr(psycopg.Connection, "connect", refused)
     error = await _refusal(make_client(settings))
     assert isinstance(error, PostgresUnavailable)
-    assert error.reason == "authentication"
+    assert (error.reason, "pg_hba.conf; sslmode=" in str(error)) == ("authentication", True)
 
 
 async def test_a_conninfo_that_cannot_be_read_shows_no_piece_of_itself(

@@ -52,6 +52,7 @@ _NO_ENTRY = ("authentication", "no password supplied", "pg_hba.conf")
 _CLOSED = ("is not permitted to log in", "permission denied for database")
 """What Postgres says to a role that it knows, and that may not come in."""
 _WHO = "Check user and password."
+_NO_LINE = "Add a line to the server's pg_hba.conf; sslmode= of postgres_url says whether TLS is used."
 _LET_IN = "Give this role LOGIN, and CONNECT on the database."
 _TLS = "Check sslmode=, sslrootcert=, sslcert= and sslkey= of postgres_url, and the server's name in it."
 _UP = "Is the server up, the URL right?"
@@ -100,7 +101,8 @@ async def connect(
         closed = any(words in str(error) for words in _CLOSED)
         refused = closed or any(words in str(error) for words in _NO_ENTRY)
         direct = _DIRECT if "sslnegotiation=direct" in settings.postgres_url else ""
-        reason, hint = ("authentication", _LET_IN if closed else _WHO) if refused else ("connect", _UP + direct)
+        let_in = _LET_IN if closed else _NO_LINE if "no pg_hba.conf entry" in str(error) else _WHO
+        reason, hint = ("authentication", let_in) if refused else ("connect", _UP + direct)
         if not refused and over_tls:
             reason, hint = "tls", _TLS
         raise PostgresUnavailable(reason, detail=f"{where}: {brief(error)}", hint=hint) from None
