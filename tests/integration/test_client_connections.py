@@ -185,6 +185,20 @@ async def test_a_url_that_leads_to_another_kind_of_server(make_client: MakeClien
         await client.get("runs/first", timeout=2.0)
 
 
+async def test_what_a_server_says_before_it_hangs_up_is_told(make_client: MakeClient, settings: Settings) -> None:
+    said = "DENIED Redis is running in protected mode"
+
+    async def deny(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(f"-{said}\r\n".encode())
+        writer.close()
+
+    async with await asyncio.start_server(deny, "127.0.0.1", 0) as server:
+        at = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(RedisUnavailable, match=f"{at}.*{said}"):
+            await make_client(_nowhere(settings, redis_url=f"redis://{at}")).get("runs/first", timeout=0.5)
+
+
 async def test_a_database_that_was_never_migrated(make_client: MakeClient, make_settings: MakeSettings) -> None:
     settings = make_settings(migrated=False)
     for call in ("get", "set"):

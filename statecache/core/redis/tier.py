@@ -42,7 +42,7 @@ from statecache.redis_errors import (
     of_sentinel,
     refusal,
 )
-from statecache.settings import pin_difference
+from statecache.settings import masked, pin_difference
 
 if TYPE_CHECKING:
     from statecache.core.redis.installation import Pairing
@@ -184,7 +184,10 @@ class RedisTier:
             told = refusal(error, self._keys.meta(0))
             self.lacks_rights = True
             return await self.hindered(link, Rights((), ()), self._needed, seconds=seconds, otherwise=told)
-        (info,) = await link.run([("INFO", "server")], seconds=seconds)
+        try:
+            (info,) = await link.run([("INFO", "server")], seconds=seconds)
+        except RedisUnavailable as closed:  # it said so and hung up, as one in protected mode does
+            return RedisUnavailable(closed.reason, detail=f"{masked(self._settings.redis_url)}: {error}")
         if is_sentinel(info):
             return of_sentinel()
         return ConfigurationError(f"Redis refuses the handshake: {error}", hint=SERVERS)
