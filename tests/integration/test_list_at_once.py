@@ -156,6 +156,29 @@ async def test_where_redis_fails_meanwhile_it_is_asked_again_and_the_connection_
         lost.release()
 
 
+async def test_what_changes_before_its_turn_among_the_newest_is_not_left_out(
+    cache: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the first page lives any more, so a second one is asked for, and the state is newer by then."""
+    for name in NAMES:
+        await cache.set(name, 1)
+    await flush(worker)
+    await cache.delete_many(NAMES[2:])
+    postgres, pages = cache._runtime.postgres, list[int]()
+    fetch = postgres.fetch_each
+
+    async def fetched(*given: Any, **more: Any) -> Any:
+        pages.append(len(pages))
+        if len(pages) == 2:
+            await cache.set(NAMES[1], 2)
+            await flush(worker)
+        return await fetch(*given, **more)
+
+    monkeypatch.setattr(postgres, "fetch_each", fetched)
+    found = [(state.key, state.value) async for state in cache.list("runs/", order="newest", limit=2)]
+    assert (found, pages) == ([(NAMES[1], 2), (NAMES[0], 1)], [0, 1])
+
+
 @pytest.mark.counts_seconds
 @pytest.mark.parametrize("order", ["key", "newest"])
 async def test_who_waits_for_postgres_and_then_for_redis_waits_for_both_in_its_time(

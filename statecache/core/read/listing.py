@@ -61,8 +61,6 @@ _DIRTY_MIN = 200
 """How many dirty states are read at once at least, for more of them cost another look at all shards."""
 _Page = tuple[list[tuple[Any, ...]], dict[int, int]]
 """Rows, and the watermarks of Postgres."""
-_BEFORE_ALL = {False: ("", ""), True: ("~", "")}
-"""The age before every other one, by whether the newest come first."""
 _VALUE, _UPDATED_AT = 2, 11
 """The indexes of the value, and of the time of the change, in a row."""
 
@@ -257,12 +255,12 @@ class Listing:
         """Yield the sights by the time of their change, and ask for more rows once more are wanted.
 
         A row that was not asked for comes behind the last one: what does not, is certain. What has changed since it
-        was given, or would come before that, is not given again.
+        was given is not given again; what has changed before it was, is given, though newer ones were before.
         """
         wanted, until = listed.limit, monotonic() + seconds
         first, looked = await self._at_once(listed, shards, wanted, until)
         overlay = await self._dirty.overlay(listed, shards, _left(until), looked=looked)
-        given, reached = set[str](), _BEFORE_ALL[listed.down]
+        given = set[str]()
         while True:
             if first is None or not overlay.follows(first[1]):
                 first = await self._page(listed, shards, wanted, _left(until))
@@ -278,9 +276,8 @@ class Listing:
             ):
                 if end is not None and _is_behind(age, end, down=listed.down):
                     break
-                if sight.record.key not in given and _is_behind(age, reached, down=listed.down):
+                if sight.record.key not in given:
                     given.add(sight.record.key)
-                    reached = age
                     yield sight
             if end is None or wanted is None:
                 return
