@@ -54,6 +54,12 @@ def writer_of(settings: Settings) -> str:
     return settings.writer if "writer" in settings.model_fields_set else _process.name
 
 
+def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """Return the settings with other values, checked anew; who named no writer has still named none."""
+    unnamed = {"writer"} - settings.model_fields_set
+    return Settings(**{**settings.model_dump(exclude=unnamed), **values})
+
+
 def pin_difference(found: Mapping[str, object], ours: Mapping[str, object]) -> tuple[str, str]:
     """Return how a data set's pin differs from ours, and what to do about it; empty texts where it does not.
 

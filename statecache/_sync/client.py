@@ -33,7 +33,7 @@ from statecache.model import (
     Ttl,
     UnknownCommit,
 )
-from statecache.settings import Settings
+from statecache.settings import Settings, with_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,7 +169,7 @@ class StateCache(Namespace[Any]):
         if settings is None:
             settings = Settings(**given)
         elif given:
-            settings = Settings(**{**settings.model_dump(), **given})
+            settings = with_values(settings, given)
         super().__init__(View(Runtime(settings, dial=dial, observer=observer, io=THREADS), Policy(), ""))
 
     @classmethod

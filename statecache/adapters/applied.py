@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statecache import OutcomeUnknown
+from statecache import OutcomeUnknown, StateCacheError
 from statecache.adapters.plans import Plan, call, level
 
 
@@ -11,7 +11,10 @@ def is_applied(unknown: OutcomeUnknown, name: str) -> Plan[bool]:
 
     One that was to be in Postgres, and is not known to be there, is not known to be applied as it was to be.
     """
-    outcome = yield from call("outcome", unknown.change_id, name)
+    try:
+        outcome = yield from call("outcome", unknown.change_id, name)
+    except StateCacheError as error:
+        raise unknown from error
     if outcome.verdict not in ("applied", "not applied"):
         raise unknown
     if outcome.verdict == "applied" and not outcome.durable and (yield from level()) == "postgres":

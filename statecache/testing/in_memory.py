@@ -21,7 +21,7 @@ from statecache.core.runtime import Runtime
 from statecache.errors import DurabilityRefused
 from statecache.keys import HASH, KeySpace
 from statecache.lua import names, script
-from statecache.settings import Settings
+from statecache.settings import Settings, with_values
 from statecache.testing.memory_postgres import CLUSTER, EPOCH, MemoryPostgres, Tables
 
 _FIXED = {
@@ -147,7 +147,7 @@ class Memory:
         return AsyncStateCache._on(self._runtime(settings, _AsyncConnection, TASKS))
 
     def _runtime(self, settings: dict[str, Any], kind: type[Any], io: Concurrency) -> Runtime:
-        ours = Settings(**{**self.settings.model_dump(), **settings, **_FIXED})
+        ours = with_values(self.settings, {**settings, **_FIXED})
 
         def dial() -> Any:
             connection = kind(server=self._server)

@@ -11,6 +11,7 @@ from pydantic_ai.conversation import Conversation
 from statecache import (
     AsyncNamespace,
     AsyncStateCache,
+    Backpressure,
     Durability,
     DurabilityNotMet,
     DurabilityRefused,
@@ -298,3 +299,33 @@ async def test_who_reads_what_takes_effect_does_not_wait_until_that_is_durable(
 
 async def _nothing(*_: Any) -> None:
     """Do nothing, as a process that was killed."""
+
+
+@pytest.mark.parametrize("level", ["memory", "disk", "replica"])
+async def test_an_event_that_is_there_keeps_what_it_changes_beside_where_it_is_refused_when_it_is_appended_again(
+    level: Durability, cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process ended between the event and what it changes beside; who appends it again is refused, then is not.
+
+    Readers do not wait for what cannot be written, either: what has taken effect is seen.
+    """
+    service, one = StateCacheSessionService(cache), event("one", changes=CHANGES)
+    session = await service.create_session(**ID)
+    with monkeypatch.context() as patched:
+        patched.setattr("statecache.adapters.adk.sessions.resolve", _nothing)
+        await service.append_event(session, one)
+    again = StateCacheSessionService(cache, durability=level)
+    with monkeypatch.context() as patched:
+        for verb in ("commit", "update"):
+            patched.setattr(AsyncNamespace, verb, _refused)
+        with pytest.raises(OutcomeUnknown, match="it is applied, but"):
+            await again.append_event(session, one)
+        found = await loaded(again)
+        assert (texts(found.events), found.state) == (["one"], CHANGES)
+    await service.append_event(session, one)
+    found = await loaded(service)
+    assert (texts(found.events), found.state) == (["one"], CHANGES)
+
+
+async def _refused(*_: Any, **__: Any) -> None:
+    raise Backpressure(0, reason="it is told to")

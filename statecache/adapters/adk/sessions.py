@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     Writes = Sequence[Set | Create | Delete]
 
 _PAGES_A_COMMIT = 255
+_NOT_PROVEN = "not known to be as durable as it has to be"
 _SHARED = "what its app and its user share is not up to date"
 
 
@@ -139,35 +140,34 @@ class Sessions:
         level that was asked for, and DurabilityRefused where nothing was appended for that.
         """
         data, deltas, revision = event_data(event), deltas_of(event.actions.state_delta), token_hex(8)
-        prepared: list[Of] | None = None
+        prepared: list[Of] = []
         failed = _given_up()
         try:
             for attempt in range(ATTEMPTS_MAX):
                 mode: ReadMode = "primary" if attempt or deltas.app or deltas.user else "local"
                 found = await arun(self._view, read_pages(place, 0, head=mode, pages=mode))
                 known: Head = found.known
-                there = found.head is not None and _is_last(found, data.data)
-                if there:
-                    revision, prepared = known.revision, known.prepared
-                    writes = self._proof(place, found)
-                elif found.head is None or not _is_current(session, found):
+                if found.head is not None and _is_last(found, data.data):
+                    proven = await self._proven(place, found)
+                    if proven is None:
+                        continue
+                    done, revision, prepared = proven, known.revision, known.prepared
+                    break
+                if found.head is None or not _is_current(session, found):
                     if mode == "local":
                         continue
                     raise _refused(place, found)
-                else:
-                    with _nothing_written("append_event"):
-                        await resolve(self._view, place, known.revision, known.prepared)
-                        # Again at each attempt: who saw the session at another revision meanwhile has given it up.
-                        prepared = await prepare(self._view, place, known.revision, revision, deltas)
-                    head = _next(known, deltas, event.timestamp, revision, prepared)
-                    writes = appended(place, found, [data], head, self._bytes_max)
+                with _nothing_written("append_event"):
+                    await resolve(self._view, place, known.revision, known.prepared)
+                    # Again at each attempt: who saw the session at another revision meanwhile has given it up.
+                    prepared = await prepare(self._view, place, known.revision, revision, deltas)
+                head = _next(known, deltas, event.timestamp, revision, prepared)
+                writes = appended(place, found, [data], head, self._bytes_max)
                 try:
-                    done = await self._committed(place, writes, "append_event") if writes else _Done.of(found.head)
+                    done = await self._committed(place, writes, "append_event")
                     break
                 except (VersionConflict, NotFound) as error:
                     failed = error
-                    if there:
-                        revision, prepared = token_hex(8), None
             else:
                 raise failed
         except (StaleSessionError, SessionNotFoundError, StateCacheError) as error:
@@ -175,16 +175,24 @@ class Sessions:
                 await withdraw(self._view, place, revision, prepared)
             raise
         with self._applied(place, done, _SHARED):
-            await resolve(self._view, place, revision, prepared or [])
+            await resolve(self._view, place, revision, prepared)
         if done.lacking is not None:
             raise done.lacking
         return revision
 
-    def _proof(self, place: Place, found: Found) -> Writes:
-        """Return what proves that a session which has its event is as durable as it has to be: its head once more."""
+    async def _proven(self, place: Place, found: Found) -> _Done | None:
+        """Prove that a session that has its event is as durable as it has to be, and return what it is then of.
+
+        Its head is written once more where that takes a proof; returns None where another one was first.
+        """
         if self._view._view.durability_of(None) == "memory":
-            return []
-        return [Set(place.head, msgspec.to_builtins(found.known), expected=found.head)]
+            return _Done.of(found.head)
+        head = Set(place.head, msgspec.to_builtins(found.known), expected=found.head)
+        with self._applied(place, _Done.of(found.head), _NOT_PROVEN):
+            try:
+                return await self._committed(place, [head], "append_event")
+            except (VersionConflict, NotFound):
+                return None
 
     async def delete(self, place: Place) -> None:
         """Delete a session and its events; what one commit has no room for is deleted after it.

@@ -21,7 +21,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from google.adk.platform import time as platform_time
 
-from statecache import CodecError, DurabilityNotMet, OutcomeUnknown, StateCacheError
+from statecache import (
+    Backpressure,
+    CodecError,
+    DurabilityNotMet,
+    DurabilityRefused,
+    LockHeld,
+    OutcomeUnknown,
+    StateCacheError,
+    Unavailable,
+)
 from statecache.adapters.adk.documents import Deltas, Of, Place, Prepared, Shared, read_head, read_shared
 from statecache.adapters.items import given, kept
 from statecache.adapters.plans import Declined
@@ -31,6 +40,8 @@ if TYPE_CHECKING:
 
     from statecache import AsyncNamespace, Durability, State
 
+_NOT_WRITTEN = (Backpressure, DurabilityNotMet, DurabilityRefused, LockHeld, OutcomeUnknown, Unavailable)
+"""What a write ends with that may succeed later: what a reader has seen is as true without it."""
 IN_DOUBT_S_MAX = 24 * 3600.0
 """After so long a change whose session never got its event is given up: its process was killed in between."""
 
@@ -111,7 +122,7 @@ class _Unlooked(Exception):
 async def states_of(view: AsyncNamespace[Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the states of apps and users by their names, with all that has taken effect there by now.
 
-    Where that cannot be written as durably as it has to be, a reader does not wait for it.
+    Where that cannot be written, or not as durably as it has to be, a reader does not wait for it.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, state in (await view.get_many(dict.fromkeys(names), read="primary")).items():
@@ -119,7 +130,7 @@ async def states_of(view: AsyncNamespace[Any], names: Sequence[str]) -> dict[str
         if shared is not None and shared.prepared and (verdicts := await _verdicts(view, shared)):
             try:
                 shared = await _decide(view, name, verdicts) or shared
-            except (DurabilityNotMet, OutcomeUnknown):
+            except _NOT_WRITTEN:
                 shared = _carried_out(shared, verdicts)
         found[name] = {} if shared is None else {**given(shared.state)}
     return found
