@@ -47,6 +47,23 @@ def test_a_forked_child_writes_and_locks_by_its_own_name(shown: str, settings: S
         assert cache.set(KEY, 4).writer == shown.format(pid=os.getpid())
 
 
+def test_settings_with_more_name_no_writer_either(settings: Settings) -> None:
+    unnamed = _told(settings, UNNAMED)
+
+    def child() -> None:
+        for shown in (UNNAMED, "agents"):
+            with StateCache(settings=_told(unnamed, shown), timeout_s=5.0) as cache:
+                assert cache.set(KEY, 1).writer == shown.format(pid=os.getpid())
+
+    with StateCache(settings=unnamed, timeout_s=5.0) as cache:
+        assert status_of(in_a_child(child)) == 0
+        assert status_of(in_a_child(lambda: _writes_as(cache, UNNAMED.format(pid=os.getpid())))) == 0
+
+
+def _writes_as(cache: StateCache, name: str) -> None:
+    assert cache.set(KEY, 2).writer == name
+
+
 @named_or_not
 async def test_history_names_the_process_that_wrote_each_version(
     shown: str, settings: Settings, worker: Worker, psql: psycopg.Connection
