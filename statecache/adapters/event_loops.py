@@ -22,6 +22,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from statecache import AsyncStateCache, Settings, Unavailable, UsageError
+from statecache.adapters.given_up import until_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -155,9 +156,7 @@ async def alone(here: Client, write: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            while not task.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([task])
+            await until_ended([task])
             if not task.cancelled():
                 task.exception()  # which nobody is told
             raise

@@ -7,11 +7,11 @@ for until it has ended: what was given up writes over nothing that comes after i
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from contextvars import copy_context
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from statecache.adapters.given_up import until_ended
 from statecache.adapters.plans import Asked, Call, Level, Plan, run
 
 if TYPE_CHECKING:
@@ -55,8 +55,6 @@ async def run_in_thread(view: Namespace[Any], plan: Plan[T]) -> T:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         if progress.stop():
-            while not work.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([work])
+            await until_ended([work])
         work.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # which nobody is told
         raise

@@ -13,7 +13,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from llama_index.core.llms import ChatMessage
 
 from statecache import Settings, StateCache
-from statecache.adapters.langgraph import StateCacheSaver
+from statecache.adapters.langgraph import StateCacheSaver, StateCacheStore
 from statecache.adapters.llama_index import StateCacheChatStore, StateCacheKVStore
 from tests.fixtures.faults import through
 from tests.support.fault_proxy import FaultProxy
@@ -70,7 +70,44 @@ def thread(cache: StateCache) -> Given:
     return Given(begin, lambda: saver.adelete_thread("42"), read)
 
 
-@pytest.mark.parametrize("made", [put, delete, message, thread], ids=lambda made: made.__name__)
+def writes(cache: StateCache) -> Given:
+    """Return what a task writes at a checkpoint."""
+    saver, checkpoint = StateCacheSaver(cache), empty_checkpoint()
+    at: RunnableConfig = {"configurable": {**THREAD["configurable"], "checkpoint_id": checkpoint["id"]}}
+
+    async def begin() -> None:
+        await saver.aput(THREAD, checkpoint, {}, {})
+
+    async def read() -> object:
+        found = await saver.aget_tuple(THREAD)
+        return None if found is None else found.pending_writes
+
+    return Given(begin, lambda: saver.aput_writes(at, [("answer", 1)], "task"), read)
+
+
+def item(cache: StateCache) -> Given:
+    """Return the put of an item over another."""
+    store = StateCacheStore(cache)
+    return Given(
+        lambda: store.aput(("users",), "1", {"v": 0}), lambda: store.aput(("users",), "1", {"v": 1}),
+        lambda: _value(store),
+    )  # fmt: skip
+
+
+def no_item(cache: StateCache) -> Given:
+    """Return the deletion of an item."""
+    store = StateCacheStore(cache)
+    return Given(
+        lambda: store.aput(("users",), "1", {"v": 0}), lambda: store.adelete(("users",), "1"), lambda: _value(store)
+    )
+
+
+async def _value(store: StateCacheStore) -> object:
+    found = await store.aget(("users",), "1")
+    return None if found is None else found.value
+
+
+@pytest.mark.parametrize("made", [put, delete, message, thread, writes, item, no_item], ids=lambda made: made.__name__)
 async def test_nothing_is_written_once_it_is_told_that_it_was_given_up(
     made: Callable[[StateCache], Given], settings: Settings, proxy: FaultProxy
 ) -> None:

@@ -39,6 +39,20 @@ class Refusing(Letters):
         return found
 
 
+class Waiting(Letters):
+    """A maker of vectors that begins, and waits until it may end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go = asyncio.Event(), asyncio.Event()
+
+    async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Return the vectors, once."""
+        self.begun.set()
+        await self.go.wait()
+        return self.embed_documents(texts)
+
+
 def indexed(cache: AsyncStateCache, letters: Letters) -> StateCacheStore:
     """Return a store whose items have vectors of their texts."""
     return StateCacheStore(cache, index={"dims": letters.dims, "embed": letters, "fields": ["text"]})
@@ -244,3 +258,24 @@ async def test_what_comes_between_the_reading_and_the_writing_is_not_written_ove
     assert left is not None
     assert left.value == strange
     assert await store.aget(ADA, "after") is not None
+
+
+async def test_a_put_that_is_given_up_while_its_vectors_are_made_writes_nothing_and_waits_for_nothing(
+    cache: AsyncStateCache,
+) -> None:
+    """The put of the same item before it counts then, and has its own vectors."""
+    letters = Waiting()
+    store = indexed(cache, letters)
+    kept = asyncio.ensure_future(store.aput(ADA, "k", {"text": "kept"}))
+    alone = asyncio.ensure_future(store.aput(ADA, "alone", {"text": "alone"}))
+    over = asyncio.ensure_future(store.aput(ADA, "k", {"text": "over"}))
+    await letters.begun.wait()
+    for one in (over, alone):
+        one.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await one
+    letters.go.set()
+    await kept
+    found = await store.asearch(("users",), query="kept")
+    assert [(one.key, one.value, one.score) for one in found] == [("k", {"text": "kept"}, pytest.approx(1.0))]
+    assert letters.asked == [["over", "alone"], ["kept"]]

@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 from langgraph.store.base import PutOp
 
 from statecache import LimitExceeded, UsageError
-from statecache.adapters.langgraph.batching import Queue
+from statecache.adapters.langgraph.batching import Batch, Queue
 from statecache.adapters.langgraph.store.documents import document
 from statecache.adapters.langgraph.store.filters import Wanted, refuse_negative
 from statecache.adapters.langgraph.store.items import Put, last_of_each
@@ -167,8 +167,8 @@ async def test_calls_of_one_moment_are_a_batch_and_those_that_come_meanwhile_the
     batches: list[list[int]] = []
     begun, asked, gate = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def carry_out(calls: list[int]) -> Sequence[int | Exception]:
-        batches.append(calls)
+    async def carry_out(batch: Batch[int, int]) -> Sequence[int | Exception]:
+        batches.append(calls := batch.wanted())
         begun.set()
         await gate.wait()
         return [ValueError(call) if call == 13 else call * 2 for call in calls]
@@ -191,10 +191,59 @@ async def test_calls_of_one_moment_are_a_batch_and_those_that_come_meanwhile_the
 
 
 async def test_whatever_hinders_a_batch_is_told_to_all_who_wait() -> None:
-    async def fails(calls: list[int]) -> Sequence[int | Exception]:
-        raise ValueError(len(calls))
+    async def fails(batch: Batch[int, int]) -> Sequence[int | Exception]:
+        raise ValueError(len(batch.wanted()))
 
     queue: Queue[int, int] = Queue(fails, batch_max=10, in_flight_max=2)
     answers = await asyncio.gather(*(queue.ask([number]) for number in range(4)), return_exceptions=True)
     assert [str(one) for one in answers] == ["4"] * 4
     assert await queue.ask([]) == []
+
+
+@pytest.mark.parametrize("again", [0, 2])
+async def test_who_gives_up_a_call_that_is_being_written_waits_for_it(again: int) -> None:
+    begun, gate, written = asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def carry_out(batch: Batch[int, int]) -> Sequence[int | Exception]:
+        calls = batch.begin_to_write()
+        begun.set()
+        await gate.wait()
+        written.extend(calls)
+        return calls
+
+    queue: Queue[int, int] = Queue(carry_out, batch_max=2, in_flight_max=1)
+    task = asyncio.create_task(queue.ask([1, 2, 3]))
+    await begun.wait()
+    for _ in range(1 + again):
+        task.cancel()
+        await turns()
+        assert not task.done()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (written, queue.is_idle) == ([1, 2], True)  # the third had not begun
+
+
+async def test_who_gives_up_a_call_before_it_is_written_leaves_it_out() -> None:
+    begun, gate, written = asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def carry_out(batch: Batch[int, int]) -> Sequence[int | Exception]:
+        begun.set()
+        await gate.wait()
+        written.extend(calls := batch.begin_to_write())
+        return calls
+
+    queue: Queue[int, int] = Queue(carry_out, batch_max=2, in_flight_max=1)
+    given_up, other = (asyncio.create_task(queue.ask([number])) for number in (1, 2))
+    await begun.wait()
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    gate.set()
+    assert (await other, written) == ([2], [2])
+
+
+async def turns() -> None:
+    """Let the event loop take some turns."""
+    for _ in range(10):
+        await asyncio.sleep(0)

@@ -2,7 +2,8 @@
 
 A queue begins a batch as soon as there is anything, unless as many are in flight as it may have; so calls that come
 meanwhile are the next batch, thousands of them in a few exchanges, and no call waits for more than those before it.
-Every call gets an answer or an error of its own. One that is no longer waited for is left out.
+Every call gets an answer or an error of its own. One that is no longer waited for is left out, until the batch begins to
+write: from then on who is cancelled waits for its end, so that nothing of the call is written later.
 """
 
 from __future__ import annotations
@@ -13,23 +14,66 @@ from copy import copy
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from statecache import StateCacheError
+from statecache.adapters.given_up import until_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
 A = TypeVar("A")
 R = TypeVar("R")
+
+
+class Batch(Generic[A, R]):
+    """Calls that are carried out together; `writes` says whether it has begun to write."""
+
+    def __init__(self, calls: Sequence[tuple[A, asyncio.Future[R]]]) -> None:
+        self._calls = calls
+        self.writes = False
+
+    def wanted(self) -> list[A]:
+        """Leave out the calls that nobody waits for any more, and return the others: these are to be answered."""
+        self._calls = [(call, future) for call, future in self._calls if not future.done()]
+        return [call for call, _ in self._calls]
+
+    def begin_to_write(self) -> list[A]:
+        """Do what `wanted` does; who is cancelled from now on waits until the batch has ended."""
+        self.writes = True
+        return self.wanted()
+
+    def holds(self, futures: Collection[asyncio.Future[R]]) -> bool:
+        """Return whether one of its calls waits for one of these."""
+        return any(future in futures for _, future in self._calls)
+
+    def answer(self, answers: Sequence[R | Exception]) -> None:
+        """Answer who still waits."""
+        for (_, future), answer in zip(self._calls, answers, strict=True):
+            if future.done():
+                continue
+            if isinstance(answer, Exception):  # to each one of its own, where that can be
+                future.set_exception(copy(answer) if isinstance(answer, StateCacheError) else answer)
+            else:
+                future.set_result(answer)
+
+    def fail(self, error: Exception) -> None:
+        """Answer who still waits with an error."""
+        self.answer([error] * len(self._calls))
+
+    def end(self) -> None:
+        """Cancel the calls that have no answer."""
+        for _, future in self._calls:
+            future.cancel()
 
 
 class Queue(Generic[A, R]):
     """Calls that wait for their batch; `carry_out` returns for each call of one its answer, or what it raises."""
 
     def __init__(
-        self, carry_out: Callable[[list[A]], Awaitable[Sequence[R | Exception]]], *, batch_max: int, in_flight_max: int
-    ) -> None:
+        self, carry_out: Callable[[Batch[A, R]], Awaitable[Sequence[R | Exception]]], *, batch_max: int,
+        in_flight_max: int,
+    ) -> None:  # fmt: skip
         self._carry_out, self._batch_max, self._in_flight_max = carry_out, batch_max, in_flight_max
         self._waiting: deque[tuple[A, asyncio.Future[R]]] = deque()
-        self._in_flight: set[asyncio.Task[None]] = set()
+        self._in_flight: dict[asyncio.Task[None], Batch[A, R]] = {}
         self._is_woken = False
 
     @property
@@ -47,9 +91,14 @@ class Queue(Generic[A, R]):
         if not self._is_woken:  # once all who are about to ask have done so
             self._is_woken = True
             loop.call_soon(self._begin)
-        if len(futures) == 1:
-            return [await futures[0]]
-        answers = await asyncio.gather(*futures, return_exceptions=True)
+        try:
+            if len(futures) == 1:
+                return [await futures[0]]
+            answers = await asyncio.gather(*futures, return_exceptions=True)
+        except asyncio.CancelledError:
+            mine = {*futures}
+            await until_ended([task for task, one in self._in_flight.items() if one.writes and one.holds(mine)])
+            raise
         for one in answers:
             if isinstance(one, BaseException):
                 raise one
@@ -64,29 +113,21 @@ class Queue(Generic[A, R]):
                 if not future.done():
                     batch.append((call, future))
             if batch:
-                task = asyncio.get_running_loop().create_task(self._batch(batch))
-                self._in_flight.add(task)
+                begun = Batch(batch)
+                task = asyncio.get_running_loop().create_task(self._carried_out(begun))
+                self._in_flight[task] = begun
                 task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._in_flight.discard(task)
+        self._in_flight.pop(task, None)
         if self._waiting and not self._is_woken:
             self._begin()
 
-    async def _batch(self, batch: Sequence[tuple[A, asyncio.Future[R]]]) -> None:
+    async def _carried_out(self, batch: Batch[A, R]) -> None:
         """Carry out a batch; whatever happens, nobody is left waiting."""
-        answers: Sequence[R | Exception] = ()
         try:
-            answers = await self._carry_out([call for call, _ in batch])
+            batch.answer(await self._carry_out(batch))
         except Exception as error:  # whatever it is, it is raised to those who wait
-            answers = [error] * len(batch)
+            batch.fail(error)
         finally:
-            for (_, future), answer in zip(batch, answers, strict=False):
-                if future.done():
-                    continue
-                if isinstance(answer, Exception):  # to each one of its own, where that can be
-                    future.set_exception(copy(answer) if isinstance(answer, StateCacheError) else answer)
-                else:
-                    future.set_result(answer)
-            for _, future in batch[len(answers) :]:
-                future.cancel()
+            batch.end()

@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import (
 from statecache import AsyncStateCache, OutcomeUnknown, Settings, StateCache, StateCacheError, Unavailable
 from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.langgraph import deltas, listing, putting, reading, threads, writing
-from statecache.adapters.langgraph.batching import Queue
+from statecache.adapters.langgraph.batching import Batch, Queue
 from statecache.adapters.langgraph.decoded import Decoded
 from statecache.adapters.langgraph.documents import Document, config_of, merged, write_documents
 from statecache.adapters.langgraph.names import Place
@@ -243,12 +243,20 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
         return queue
 
     async def _put_of_tasks(
+        self, place: Place, checkpoint_id: str, batch: Batch[_TaskWrites, None]
+    ) -> Sequence[Exception | None]:
+        """Put what the tasks of a batch have written."""
+        return await self._put_together(place, checkpoint_id, batch.begin_to_write())
+
+    async def _put_together(
         self, place: Place, checkpoint_id: str, calls: Sequence[_TaskWrites]
     ) -> Sequence[Exception | None]:
         """Put what tasks have written; where that is refused, what each has by itself."""
         tasks: dict[str, Sequence[Document]] = {}
         for task_id, documents in calls:
             tasks[task_id] = merged(tasks.get(task_id, ()), documents) or tasks.get(task_id, [])
+        if not tasks:
+            return []
         try:
             await self._clients.arun(writing.put_writes(place, checkpoint_id, tasks, self._recent))
         except (Unavailable, OutcomeUnknown):
@@ -256,7 +264,7 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
         except StateCacheError:
             if len(tasks) == 1:
                 raise
-            alone = [self._put_of_tasks(place, checkpoint_id, [one]) for one in calls]
+            alone = [self._put_together(place, checkpoint_id, [one]) for one in calls]
             found = await asyncio.gather(*alone, return_exceptions=True)
             return [one if isinstance(one, Exception) else None for one in found]
         return [None] * len(calls)

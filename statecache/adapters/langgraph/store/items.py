@@ -74,6 +74,11 @@ class Put:
             raise refused
         self.texts = index.texts_of(asked) if index is not None else {}
 
+    @property
+    def lacks_vectors(self) -> bool:
+        """Whether it has texts of which it has taken no vectors yet."""
+        return bool(self.texts) and self.document is not None and "vectors" not in self.document
+
     def take(self, vectors: Mapping[str, Sequence[float]]) -> None:
         """Take the vectors of its texts."""
         if self.document is not None and self.texts:

@@ -22,7 +22,7 @@ from langgraph.store.base import (
 
 from statecache import AsyncStateCache, Settings, StateCache, StateCacheError
 from statecache.adapters.clients import Clients, OnClients, settings_of
-from statecache.adapters.langgraph.batching import Queue
+from statecache.adapters.langgraph.batching import Batch, Queue
 from statecache.adapters.langgraph.store.items import Get, Put, get_items, last_of_each, put_items
 from statecache.adapters.langgraph.store.names import group, group_of
 from statecache.adapters.langgraph.store.namespaces import list_namespaces
@@ -220,30 +220,44 @@ class _Queues:
         )
         _raise_first(answers)
 
-    async def _get(self, asked: list[Get]) -> list[Item | StateCacheError | None]:
-        return await self._clients.arun(get_items(asked, self._read))
+    async def _get(self, batch: Batch[Get, Item | None]) -> list[Item | StateCacheError | None]:
+        return await self._clients.arun(get_items(batch.wanted(), self._read))
 
-    async def _look(self, asked: list[_Sought | ListNamespacesOp]) -> list[Any]:
+    async def _look(self, batch: Batch[_Sought | ListNamespacesOp, Any]) -> list[Any]:
         found: list[Any] = []
-        for one in asked:
+        for one in batch.wanted():
             query = one.asked.query if isinstance(one, _Sought) else None
             vector = await self._index.aembed_query(query) if query and self._index is not None else None
             found.append(await self._clients.arun(_looked(one, vector)))
         return found
 
-    async def _put(self, asked: list[Put]) -> list[Any]:
-        """Carry out the last put of each item, or the last but one where there are no vectors to be had of that."""
-        hindered, puts = dict[Put, Any](), last_of_each(asked)
-        failed = await self._embed([one for one in puts if one.texts])
-        if failed:
-            before = last_of_each(one for one in asked if one not in failed)
-            failed_again = await self._embed([one for one in before if one.texts and one not in puts])
-            names = {one.name: error for one, error in failed_again.items()}
-            hindered = failed | {one: names[one.name] for one in asked if one.name in names and one not in failed}
-            puts = [one for one in before if one not in hindered]
+    async def _put(self, batch: Batch[Put, None]) -> list[Any]:
+        """Carry out the last put of each item that is still waited for once there are vectors of all."""
+        asked = batch.wanted()
+        while True:
+            puts, hindered = await self._with_vectors(asked)
+            if (wanted := batch.wanted()) == asked:
+                break
+            asked = wanted
+        batch.begin_to_write()
         answers = await self._clients.arun(put_items(puts)) if puts else []
         by_name = {one.name: error for one, error in zip(puts, answers, strict=True)}
         return [hindered.get(one) or by_name[one.name] for one in asked]
+
+    async def _with_vectors(self, asked: list[Put]) -> tuple[list[Put], dict[Put, Any]]:
+        """Return the last put of each item, or the last but one where there are no vectors to be had of that.
+
+        Of those that stay without vectors, and of what is put over by none, it returns what is in the way.
+        """
+        hindered, puts = dict[Put, Any](), last_of_each(asked)
+        failed = await self._embed([one for one in puts if one.lacks_vectors])
+        if failed:
+            before = last_of_each(one for one in asked if one not in failed)
+            failed_again = await self._embed([one for one in before if one.lacks_vectors and one not in puts])
+            names = {one.name: error for one, error in failed_again.items()}
+            hindered = failed | {one: names[one.name] for one in asked if one.name in names and one not in failed}
+            puts = [one for one in before if one not in hindered]
+        return puts, hindered
 
     async def _embed(self, puts: Sequence[Put]) -> dict[Put, Exception]:
         """Make the vectors of puts, and return what hindered some of them.
