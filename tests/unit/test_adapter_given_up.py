@@ -34,7 +34,7 @@ async def test_it_ends_with_all_that_was_begun_however_often_it_is_cancelled() -
 
 
 async def test_a_cancelled_scope_of_anyio_does_not_disturb_it_at_every_turn() -> None:
-    """Such a scope cancels again and again whoever does not end: a core would be busy for as long as a server is away."""
+    """Such a scope cancels again and again whoever does not end: a core would be busy while a server is away."""
     begun = asyncio.get_running_loop().create_future()
     scopes = list[anyio.CancelScope]()
 

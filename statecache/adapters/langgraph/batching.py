@@ -2,8 +2,8 @@
 
 A queue begins a batch as soon as there is anything, unless as many are in flight as it may have; so calls that come
 meanwhile are the next batch, thousands of them in a few exchanges, and no call waits for more than those before it.
-Every call gets an answer or an error of its own. One that is no longer waited for is left out, until the batch begins to
-write: from then on who is cancelled waits for its end, so that nothing of the call is written later.
+Every call gets an answer or an error of its own. One that is no longer waited for is left out, until the batch begins
+to write: from then on who is cancelled waits for its end, so that nothing of the call is written later.
 """
 
 from __future__ import annotations
