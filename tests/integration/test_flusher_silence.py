@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings
-from statecache.core.postgres.connection import SILENCE_S
+from statecache.core.postgres.connection import BEGIN, SILENCE_S
 from statecache.errors import PostgresUnavailable
 from statecache.settings import masked
 from statecache_workers.database import Call
@@ -91,6 +91,21 @@ async def test_a_write_waits_a_few_seconds_for_a_half_open_postgres(
         finally:
             working.cancel()
             await asyncio.wait([working])
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+async def test_a_transaction_that_is_slow_to_begin_is_waited_for(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, *, pooled: bool
+) -> None:
+    """A pooler tells a number that is no session's, and takes another session for each transaction."""
+    monkeypatch.setattr("statecache_workers.database.PROBE_S", 0.1)
+    monkeypatch.setattr("statecache_workers.database._LOOK_AGAIN_S", 0.1)
+    worker = make_worker()
+    await flush(worker)
+    _, database = await worker.connect()
+    if pooled:
+        database._told_pid, database._pid = 1, 2**31 - 1
+    assert await database.begin(BEGIN, [("SELECT 1 FROM pg_sleep(1)", None)]) == [[(1,)]]
 
 
 async def test_the_next_owner_ends_the_session_of_a_lapsed_lease(

@@ -5,7 +5,8 @@ transaction-mode pooler. What counts as committed is said in `statecache.core.po
 
 An answer that does not come soon is asked after over another connection: a session that waits for us while we wait for
 it, or that is gone, will never answer. It is given up at once, and ended there, for it may hold rows. One to which
-something is still being sent, or whose answer has come and was not read yet, is waited for: this side is late.
+something is still being sent, or whose answer has come and was not read yet, is waited for: this side is late. Behind a
+pooler the session of a transaction is known once its first statements are answered, and is not asked after before that.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class Database:
         self._connection = session.connection
         self._settings = settings
         self._warnings = Warnings(session.connection)
-        self._pid = session.connection.info.backend_pid
+        self._told_pid = session.connection.info.backend_pid
+        self._pid: int | None = None
         self._probing: asyncio.Task[None] | None = None
         self._sending = self._silent = False
         register(self._connection)
@@ -128,6 +130,8 @@ class Database:
         """
         bounds = limits(self._settings.timeout_s) | ({"transaction": "0"} if begin == SNAPSHOT else {})
         opening = [(begin, None), (self.text("local_limits"), bounds)]
+        if self._pid != self._told_pid:  # a pooler's: nobody knows yet which session it takes
+            self._pid = None
         _, ((*_, self._pid, _),), *found = await self.exchange([*opening, *statements])
         return found
 
@@ -225,6 +229,8 @@ class Database:
 
     async def _probe(self, limit: TaskTimeout) -> None:
         """End the exchange where its session waits for us as we wait for it; a busy one is waited for."""
+        if self._pid is None:
+            return
         asked = {"pid": self._pid, "name": self._connection.info.get_parameters().get("application_name", "")}
         try:
             async with await connect(self._settings, "statecache probe") as other:
