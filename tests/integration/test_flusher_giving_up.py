@@ -144,3 +144,13 @@ async def test_a_worker_without_shards_tells_of_no_trouble_once_it_is_over(
 async def test_a_worker_that_serves_tells_of_no_trouble(worker: Worker, psql: Psql) -> None:
     await flush(worker)
     assert rows(psql, "SELECT avoids, trouble FROM worker") == [(0, "")]
+
+
+@pytest.mark.parametrize(("long", "shown"), [(1000, "x" * 1000), (1001, "x" * 999 + "…")])
+async def test_what_hinders_a_worker_is_marked_where_it_is_cut_off(
+    make_worker: MakeWorker, psql: Psql, long: int, shown: str
+) -> None:
+    worker = make_worker()
+    _, database = await worker.connect()
+    await worker.ownership.tend(database, trouble="x" * long)
+    assert rows(psql, "SELECT trouble FROM worker") == [(shown,)]

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from statecache_workers.streams import Streams
 
 
-TROUBLE_MAX = 500
-"""How much is told of what hinders a worker, in characters."""
+TROUBLE_MAX = 1000
+"""How much is told of what hinders a worker, in characters: a command that mends it is to be whole."""
 
 
 class Share(msgspec.Struct, kw_only=True):
@@ -72,7 +72,7 @@ class Ownership:
         mine = {"owner": self._owner, "lease": database.lease}
         worker = {"id": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "lease": database.lease}
         avoided = avoid.shards if avoid is not None else []
-        worker |= {"avoids": len(avoided), "trouble": storable(trouble)[:TROUBLE_MAX]}
+        worker |= {"avoids": len(avoided), "trouble": _shown(storable(trouble))}
         async with database.transaction() as transaction:
             _, reaped, rows, census = await transaction.run(
                 Call("worker_heartbeat", worker),
@@ -136,6 +136,11 @@ class Ownership:
                 Call("worker_leave", {"id": self._owner}),
             )
             await transaction.commit()
+
+
+def _shown(trouble: str) -> str:
+    """Return what hinders a worker, with a mark where it is cut off."""
+    return trouble if len(trouble) <= TROUBLE_MAX else f"{trouble[: TROUBLE_MAX - 1]}…"
 
 
 def _rows(rows: Collection[tuple[Any, ...]]) -> dict[int, OwnedRow]:

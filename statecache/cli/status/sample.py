@@ -357,7 +357,7 @@ def _full(short: Mapping[str, str | int] | None) -> Iterator[str]:
     else:
         yield (
             f"Redis is full of what may not be evicted ({of}) and refuses commits: raise maxmemory, or "
-            "see why workers do not flush"
+            "shorten retention_s; where there is a lag, see why workers do not flush"
         )
 
 
