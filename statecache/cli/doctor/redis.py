@@ -231,7 +231,7 @@ def _memory(facts: RedisFacts, settings: Settings) -> Iterator[Finding]:
     policy, most = facts.info.get("maxmemory_policy", ""), facts.info.get("maxmemory")
     if facts.full and not policy.startswith("allkeys-"):
         yield error("redis", "Redis is nearly full of what may not be evicted", "commits are refused, or soon will be",
-                    "CONFIG SET maxmemory <more>, or shorten retention_s; `statecache status` tells of a lag")  # fmt: skip
+                    "CONFIG SET maxmemory <more>, or shorten retention_s; see `statecache status`")  # fmt: skip
     if policy.startswith("allkeys-"):
         yield error("redis", f"maxmemory-policy is {policy}", "Redis may evict changes that are not in Postgres yet",
                     "CONFIG SET maxmemory-policy volatile-lru, and in redis.conf")  # fmt: skip

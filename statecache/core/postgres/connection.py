@@ -59,8 +59,11 @@ _UP = "Is the server up, the URL right?"
 _DIRECT = " sslnegotiation=direct is understood by Postgres 17 and later, with TLS."
 _INVALID = re.compile(r'\binvalid "?\w+"? value\b|\binvalid port number\b|\bmay not be used with\b')
 """What libpq says of a value in the URL, before it asks a server."""
-_UNKNOWN = re.compile(r"definition of service|unrecognized configuration parameter|invalid value for parameter")
-"""What libpq says of a service, and a server of an option, that the URL names and that there is not."""
+_UNKNOWN = re.compile(
+    r"definition of service|unrecognized configuration parameter|invalid value for parameter"
+    r"|no such database|unsupported startup parameter"
+)
+"""What libpq says of a service, a server of an option, and a pooler of either or a database, that there is not."""
 _READ_ONLY = " (it is a standby, or default_transaction_read_only is on for the role, the database or the server)"
 _QUOTED = '"'
 """A quote in libpq's message about a conninfo that it cannot read: what is quoted may be a piece of a password."""
