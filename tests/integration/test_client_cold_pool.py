@@ -134,6 +134,7 @@ async def test_a_silent_server_has_no_more_openings_than_connections(
     behind = proxy if which == "redis" else postgres_proxy
     for _ in range(8):
         assert not await call(partial(_taken, tier, 0.02))
+    await pause()  # the proxy notices what a client has closed
     assert 1 <= behind.standing <= 3
     proxy.silent = postgres_proxy.silent = False
     async with asyncio.timeout(WHOLE_S):

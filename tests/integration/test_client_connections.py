@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -185,18 +188,26 @@ async def test_a_url_that_leads_to_another_kind_of_server(make_client: MakeClien
         await client.get("runs/first", timeout=2.0)
 
 
+class Denying(BaseRequestHandler):
+    """What a Redis in protected mode does: it says so, and hangs up."""
+
+    SAYS = "DENIED Redis is running in protected mode"
+
+    def handle(self) -> None:
+        """Wait for a command, not for long, and refuse it."""
+        self.request.settimeout(1.0)
+        with suppress(OSError):
+            self.request.recv(1)
+            self.request.sendall(f"-{self.SAYS}\r\n".encode())
+
+
 async def test_what_a_server_says_before_it_hangs_up_is_told(make_client: MakeClient, settings: Settings) -> None:
-    said = "DENIED Redis is running in protected mode"
-
-    async def deny(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        writer.write(f"-{said}\r\n".encode())
-        writer.close()
-
-    async with await asyncio.start_server(deny, "127.0.0.1", 0) as server:
-        at = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        with pytest.raises(RedisUnavailable, match=f"{at}.*{said}"):
+    with ThreadingTCPServer(("127.0.0.1", 0), Denying) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        at = f"127.0.0.1:{server.server_address[1]}"
+        with pytest.raises(RedisUnavailable, match=f"{at}.*{Denying.SAYS}"):
             await make_client(_nowhere(settings, redis_url=f"redis://{at}")).get("runs/first", timeout=0.5)
+        await asyncio.to_thread(server.shutdown)
 
 
 async def test_a_database_that_was_never_migrated(make_client: MakeClient, make_settings: MakeSettings) -> None:
