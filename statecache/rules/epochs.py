@@ -14,6 +14,11 @@ A data set **continues** the row when it names the row's replid: a restart, or a
 of the lineage's one ordered log, so only keys that Postgres holds beyond its end can be stale in it. Anything else is
 another **branch**, an old primary that went on by itself, and opens on an operator's word alone.
 
+A worker **shuts** a gate that Redis takes for open, where what both hold says that the data set has parted from the
+lineage: what it took from then on would be set aside. It keeps all that a reservation keeps, so whoever may open it
+finds it as it was. Once for each epoch of the row: where it is open again since, another Postgres is in use with this
+Redis, and the two would take turns.
+
 A Redis that holds **no data set** of ours (a new disk, a FLUSHALL, the wrong URL) is adopted in a shard's first epoch
 by whoever sets the deployment up, and later only where it is known to stand in the place of the server that the row
 names: a worker that flushed from that server in this process' life, or began an epoch on it, finds it at the same URL,
@@ -317,14 +322,17 @@ def parted_refusal(row: ShardRow, look: Look, parted: int) -> Refusal:
     """Return the refusal of a data set that has parted from the lineage."""
     how = "this Redis came back without its end, and was written to since"
     if is_strange(row, look):
-        how = (
-            f"this Redis was written to in epoch {look.epoch}, with another Postgres, and takes writes still: stop the "
-            "agents, for what they are acknowledged here is set aside with it"
-        )
+        how = f"this Redis was written to in epoch {look.epoch}, with another Postgres"
     return Refusal(
         why=f"this Redis holds changes from {parted + 1} on that Postgres does not know, and Postgres holds others "
         f"there, up to {row.flushed}: {how}. Whether that is to be set aside is {_word(row)}"
     )
+
+
+def reopened(refusal: Refusal) -> Refusal:
+    """Return the refusal of a data set that is open again though a worker had shut it for that very reason."""
+    why = "its gate was closed for that and is open again, so another Postgres is in use with this Redis: stop the "
+    return msgspec.structs.replace(refusal, why=f"{refusal.why}. And {why}agents and workers that have it")
 
 
 def common_point(look: Look, later_start: int | None, parted: int | None = None) -> int | None:

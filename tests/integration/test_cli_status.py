@@ -102,7 +102,7 @@ async def test_a_closed_gate_calls_for_a_person(
     found = await cli.beside("status", "--json")
     assert found.status == 1
     assert found.json["attention"] == [
-        "the gate of shard 0 is closed: its data set has not been opened on this server; " + GATES,
+        "the gate of shard 0 is closed: its data set is not open on this server; " + GATES,
         "the gate of shard 1 is closed: Redis holds no data set of it; " + GATES,
         "the gate of shard 2 is closed: Redis is at epoch 1, Postgres at 7; " + GATES,
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, Settings
+from statecache import AsyncStateCache, Settings, Unavailable
 from statecache.cli.epochs import adopt
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
@@ -81,6 +81,8 @@ async def test_a_redis_that_came_back_shorter_and_was_written_to_since_is_an_ope
     assert "statecache epoch adopt all --from off" in line["detail"]
     assert rows(psql, "SELECT flushed FROM shard") == [(8,)]
     assert redis_raw.hget(keys.meta(0), "flushed") == b"5"
+    with pytest.raises(Unavailable, match="Whether that is to be set aside is an operator's word"):
+        await agent.set(f"{GROUP}/0", "would be set aside as well", timeout=0.5)
 
     (opened,) = await adopt(settings, [0], by="a person", given_up=["off"])
     assert (opened.start_n, opened.conflicts) == (8, 4)

@@ -101,9 +101,10 @@ def test_nobody_but_a_worker_takes_the_epoch_of_a_live_redis_for_a_copy(
     shard.check(a)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("trimmed", [False, True])
 def test_what_was_written_on_a_backup_that_was_restored_by_mistake_is_set_aside_for_the_right_one(
-    tiers: Servers, shard: World, tmp_path: Path, trimmed: bool
+    tiers: Servers, shard: World, tmp_path: Path, *, trimmed: bool, restarted: bool
 ) -> None:
     """Its positions are those of other changes: only their content tells, in the stream or in what has left it."""
     a = shard.start("a")
@@ -119,6 +120,9 @@ def test_what_was_written_on_a_backup_that_was_restored_by_mistake_is_set_aside_
     wrong.put_back()
     shard.raw(a).flushall()
     shard.open(a)
+    if restarted:
+        a.restart()
+        shard.open(a)
     agent = shard.client(a)
     flushed_there = agent.set("runs/flushed", "into the wrong one")
     shard.flush(a)
@@ -132,6 +136,8 @@ def test_what_was_written_on_a_backup_that_was_restored_by_mistake_is_set_aside_
         shard.open(a, "worker")
     with pytest.raises(Unavailable, match="a worker begins a new epoch, or says what hinders it"):
         shard.open(a, "client")
+    with pytest.raises(Unavailable, match="shard 0 is closed"):
+        agent.set("runs/0", "would be set aside as well", timeout=0.5)
     (opened,) = shard.open(a, "operator")
 
     assert kept is not None
@@ -145,6 +151,74 @@ def test_what_was_written_on_a_backup_that_was_restored_by_mistake_is_set_aside_
     }
     assert fresh.outcome(flushed_there.change_id, "runs/flushed").verdict == "forked"
     assert shard.put(a, "runs/0", "goes on").version == 2
+    shard.check(a)
+
+
+def test_agents_go_on_where_nothing_tells_whether_redis_continues_what_was_restored(
+    tiers: Servers, shard: World, tmp_path: Path
+) -> None:
+    """What they write is kept if an operator says that it does, so it is not for a worker to stop them."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, 1)
+    shard.flush(a)
+    backup = Backup(tiers, tmp_path)
+    a.restart()
+    shard.open(a)
+    a.restart()
+    shard.open(a)
+    shard.put(a, "runs/43", "not in the backup")
+    shard.flush(a)
+    shard.raw(a).xtrim(shard.keys.changes(0), maxlen=0)
+    shard.raw(a).unlink(shard.keys.state(KEY))
+    backup.put_back()
+
+    with pytest.raises(Unavailable, match="whether this server is the primary is an operator's word"):
+        shard.open(a)
+    meanwhile = shard.put(a, "runs/43", "meanwhile")
+
+    (opened,) = shard.open(a, "operator")
+    assert opened.conflicts == 0
+    assert shard.client(a).get("runs/43", read="primary") == meanwhile
+
+
+def test_two_postgres_with_one_redis_do_not_take_turns_at_its_gate(
+    tiers: Servers, shard: World, tmp_path: Path
+) -> None:
+    """A worker of a copy that has the live Redis' URL shuts the live gate once; whose gate it is, opens it again."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, 1)
+    shard.flush(a)
+    older = Backup(tiers, tmp_path, "older")
+    shard.put(a, KEY, 2)
+    shard.flush(a)
+    copy = Backup(tiers, tmp_path, "copy")
+    older.put_back()
+    shard.raw(a).flushall()
+    shard.open(a)
+    agent = shard.client(a)
+    agent.set(KEY, "live")
+    shard.flush(a)
+    live = Backup(tiers, tmp_path, "live")
+    worker_of_the_copy = shard.gate(a)
+
+    copy.put_back()
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=r"in epoch [0-9]+, with another Postgres\. Whether"):
+            worker_of_the_copy.open()
+        with pytest.raises(Unavailable, match="shard 0 is closed"):
+            agent.set(KEY, "too early", timeout=0.3)
+    live.put_back()
+    assert agent.set(KEY, "the client has opened it").version == 3
+    live = Backup(tiers, tmp_path, "live again")
+    copy.put_back()
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="is open again, so another Postgres is in use with this Redis"):
+            worker_of_the_copy.open()
+        agent.set(KEY, "goes on")
+    live.put_back()
+    shard.flush(a)
     shard.check(a)
 
 

@@ -293,7 +293,7 @@ def _closed(epoch: str, replid: str, server: str, row_epoch: int | None) -> str:
     if not epoch:
         return "Redis holds no data set of it"
     if replid != server:
-        return "its data set has not been opened on this server"
+        return "its data set is not open on this server"
     if row_epoch is not None and int(epoch) != row_epoch:
         return f"Redis is at epoch {epoch}, Postgres at {row_epoch}"
     return ""

@@ -5,6 +5,7 @@ the reservation expires and keeps what the next opener needs, a raised row only 
 aside is kept before it is taken out, and nothing of the new epoch is written to the shard before the last script.
 
     look      what the data set says of itself
+    shut      closes the gate of what parted from the lineage and is refused; nothing else is done to it
     reserve   closes the gate where all is still as it was looked at, and tells where the data set ends from then on
     raise     the row in Postgres, by compare-and-set on what was read before reserving it: of several openers one wins
     validate  what Postgres holds beyond the common point is stale here; what this data set holds beyond it is kept
@@ -45,6 +46,7 @@ from statecache.rules.epochs import (
     look_of,
     must_set_aside,
     pages,
+    reopened,
     unproven,
 )
 
@@ -203,25 +205,32 @@ class Attempt:
         parameters = {"shards": [one.row.shard for one in seen], "epochs": [one.look.own for one in seen]}
         starts = dict(await self._calls.fetch("later_starts", parameters))
         compared: list[Seen] = []
+        apart: list[Seen] = []
         flushed = {one.row.shard: one.row.flushed for one in seen if one.verdict.doubtful}
-        continuing = (
-            await continued(self._link, self._calls.fetch, self._keys, flushed, seconds=self._seconds)
-            if flushed
-            else ()
-        )
+        continuing = await continued(self._link, self._calls.fetch, self._keys, flushed, seconds=self._seconds)
         await self._look_for_strange_states(seen)
         for each in seen:
             continues = not each.verdict.doubtful or each.row.shard in continuing
-            parted_at = await self._parted(each) if continues else None
+            parted_at = await self._parted(each)
             one = msgspec.structs.replace(each, later=starts.get(each.row.shard), parted=parted_at)
             refusal = after_comparison(
                 one.row, one.look, self._candidate.authority, continues=continues, parted=parted_at, common=one.common
             )
             if refusal is not None:
                 refused[one.row.shard] = refusal
+                apart += [one] if parted_at is not None else []
             else:
                 compared.append(one)
+        await self._shut(apart, refused)
         return compared
+
+    async def _shut(self, apart: Sequence[Seen], refused: dict[int, Refusal]) -> None:
+        """Close the gates of data sets that have parted from the lineage, where this server takes them for open."""
+        still_open = [one for one in apart if one.look.replid == one.look.server] if self._candidate.shuts else []
+        again = [one.row.shard for one in still_open if self._candidate.has_shut(one.row)]
+        refused |= {shard: reopened(refused[shard]) for shard in again}
+        for one in await self._closed([one for one in still_open if one.row.shard not in again], ms=0):
+            self._candidate.note_shut(one.row)
 
     async def rescue(self, shards: Sequence[int]) -> tuple[dict[int, Refusal], bool]:
         """Keep what this server takes beside the lineage, and open nothing; it may be the primary of other shards.
@@ -279,7 +288,11 @@ class Attempt:
         return min((n for n in (found, self._strange.get(shard)) if n is not None), default=None)
 
     async def _reserve(self, seen: Sequence[Seen]) -> list[Seen]:
-        calls = [(self._fixed(one.row.shard), self._reserving_arguments(one.look)) for one in seen]
+        return await self._closed(seen, ms=self._reserve_ms)
+
+    async def _closed(self, seen: Sequence[Seen], *, ms: int) -> list[Seen]:
+        """Reserve for so many milliseconds what is as it was looked at; with 0, nobody else has to wait for us."""
+        calls = [(self._fixed(one.row.shard), self._reserving_arguments(one.look, ms)) for one in seen]
         reserved: list[Seen] = []
         for one, reply in zip(seen, await self._calls.scripts("gate_look", calls), strict=True):
             look = self._parsed(one.row.shard, reply)
@@ -288,9 +301,9 @@ class Attempt:
                 reserved.append(msgspec.structs.replace(one, look=look, verdict=verdict))
         return reserved
 
-    def _reserving_arguments(self, look: Look) -> list[Any]:
+    def _reserving_arguments(self, look: Look, ms: int) -> list[Any]:
         epoch = "" if look.epoch is None else look.epoch
-        return [self._settings.fence, self._token, self._reserve_ms, epoch, look.replid, look.reservation, look.server]
+        return [self._settings.fence, self._token, ms, epoch, look.replid, look.reservation, look.server]
 
     async def _raise(self, reserved: Sequence[Seen], *, wait: bool) -> list[Raised]:
         """Raise the epochs of rows that are as they were read; with `wait`, also of those that somebody has locked."""

@@ -52,6 +52,8 @@ class Candidate:
         self.vouched = vouched
         self.beside = Beside()
         self._standing: dict[int, tuple[str, float]] = {}
+        self._shut_in: dict[int, int] = {}
+        """The shards whose gates it has shut, with the epoch of the row in which it did."""
 
     def decide(self, row: ShardRow, look: Look, pin: Pin) -> Opening | Refusal | None:
         """Return how it may open a shard, or why not; None where it is open."""
@@ -65,6 +67,19 @@ class Candidate:
         """
         if self.authority == "worker":
             self.vouched.note(server)
+
+    @property
+    def shuts(self) -> bool:
+        """Whether it shuts gates: an agent or a command may have the wrong URL, a worker takes epochs as well."""
+        return self.authority == "worker"
+
+    def has_shut(self, row: ShardRow) -> bool:
+        """Return whether it has shut the shard's gate since the row came to its epoch."""
+        return self._shut_in.get(row.shard) == row.epoch
+
+    def note_shut(self, row: ShardRow) -> None:
+        """Note that it has shut the shard's gate, with the row as it is."""
+        self._shut_in[row.shard] = row.epoch
 
     def outlived(self, shard: int, look: Look) -> Look:
         """Return the look without a reservation that has stood its whole time by our clock: Redis' may be set back."""

@@ -82,6 +82,8 @@ async def continued(
     link: Link, fetch: Fetch, keys: KeySpace, flushed: Mapping[int, int], *, seconds: float
 ) -> set[int]:
     """Return those of the shards, given with their watermarks, whose data set is known to hold what Postgres holds."""
+    if not flushed:
+        return set()
     newest: dict[int, list[HeldChange]] = {shard: [] for shard in flushed}
     for shard, *facts in await fetch("newest_changes", {"shards": list(flushed), "most": NEWEST_MAX}):
         newest[shard].append(HeldChange(*facts))
