@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -21,7 +22,7 @@ from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from statecache_workers import health, runner
 from statecache_workers.health import Page
-from tests.fixtures.flusher import Agents, MakeWorker
+from tests.fixtures.flusher import Agents, MakeWorker, rows
 from tests.fixtures.servers import plain_client
 from tests.support.polling import pause
 from tests.support.probing import Answer, ask, samples
@@ -289,6 +290,43 @@ async def test_in_an_outage_of_redis_it_is_healthy_and_unready(own: Servers, own
         assert after["statecache_epochs_opened_total"] == 4
         assert (await worker.until("/readyz", lambda answer: answer.status == 200)).body == "ok\n"
         assert _not_smaller(before, during, after)
+
+
+async def test_a_worker_that_loses_a_right_in_redis_says_so_in_postgres_and_leaves_its_shards_to_others(
+    agents: Agents, settings: Settings, redis_raw: Any, psql: Psql
+) -> None:
+    name, short, others = (
+        settings.prefix,
+        {"lease_s": 1.0, "lease_renew_s": 0.3},
+        "SELECT count(*) FROM shard WHERE owner <> %s AND lease_until > now()",
+    )
+    redis_raw.execute_command("ACL", "SETUSER", name, "reset", "on", ">secret", "~*", "&*", "+@all")
+    url = urlsplit(settings.redis_url)
+    url = url._replace(netloc=f"{name}:secret@{url.netloc.rpartition('@')[2]}")
+    async with _watched(settings, redis_url=url.geturl(), **short) as worker:
+        mine = (await worker.process.until("ready"))["worker"]
+        told = "SELECT avoids, trouble, beat_until > now() FROM worker WHERE id = %s"
+        redis_raw.execute_command("ACL", "SETUSER", name, "-xrange")
+        agents.commit(agents.key_on(0))
+        unready = await worker.until("/readyz", lambda answer: answer.status == 503 and "rights" in answer.body)
+        assert unready.body == "redis cannot be used (rights)\n"
+        found = await worker.until_metric(lambda now: now["statecache_shards_unowned"] == settings.shards)
+        assert (found["statecache_outage{redis}"], found["statecache_outage{postgres}"]) == (1, 0)
+        assert found["statecache_errors_total{other}"] == 0
+        async with _watched(settings, **short) as other:
+            await other.process.until("ready")
+            await other.until_metric(lambda now: now["statecache_flushed_entries_total"] == 1)
+            assert rows(psql, others, mine) == [(settings.shards,)]
+            await worker.until_metric(lambda now: now["statecache_shards_unowned"] == 0)
+            ((avoids, trouble, lives),) = rows(psql, told, mine)
+            assert (avoids, lives) == (settings.shards, True)
+            assert "may not run XRANGE" in trouble
+            redis_raw.execute_command("ACL", "SETUSER", name, "+xrange")
+            await worker.until_metric(lambda now: now["statecache_shards_owned"] == settings.shards // 2)
+            async with asyncio.timeout(WAIT_S):
+                while rows(psql, told, mine) != [(0, "", True)]:
+                    await pause()
+    redis_raw.acl_deluser(name)
 
 
 def _not_smaller(*pages: dict[str, float]) -> bool:

@@ -75,7 +75,7 @@ class Exposition(Collector):
                      sum(one.phase == "apart" for one in holdings))  # fmt: skip
         yield _gauge("shards_avoided", "How many shards it leaves to others, for it could not serve them.",
                      len(worker.avoidance.shards))  # fmt: skip
-        yield _gauge("redis_full", "Whether Redis is nearly full of what may not be evicted.", worker.full)
+        yield _gauge("redis_full", "Whether Redis is nearly full of what may not be evicted.", worker.room.full)
         yield _gauge("shards_unowned", "How many shards nobody owned when it last looked.", share.unowned)
         yield _gauge("workers_live", "How many workers lived when it last looked.", share.live)
         yield _gauge(

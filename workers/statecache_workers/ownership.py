@@ -70,9 +70,8 @@ class Ownership:
     ) -> Share:
         """Renew, take and give back, in one transaction, and return what the worker owns then."""
         mine = {"owner": self._owner, "lease": database.lease}
-        worker = {"id": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "lease": database.lease}
         avoided = avoid.shards if avoid is not None else []
-        worker |= {"avoids": len(avoided), "trouble": _shown(storable(trouble))}
+        worker = self._worker(database, avoids=len(avoided), trouble=trouble)
         async with database.transaction() as transaction:
             _, reaped, rows, census = await transaction.run(
                 Call("worker_heartbeat", worker),
@@ -93,6 +92,23 @@ class Ownership:
                 (share.ended,) = await transaction.run(Call("sessions_end", {"owner": self._owner}))
             await transaction.commit()
         return share
+
+    async def tell(self, database: Database, share: Share, trouble: str) -> None:
+        """Say that the worker lives, leaves all shards to the others, and why; note in `share` how many those are.
+
+        It renews nothing: who cannot use Redis serves no shard, and the others take its own once its leases have ended.
+        """
+        worker = self._worker(database, avoids=self._shards, trouble=trouble)
+        async with database.transaction() as transaction:
+            _, census = await transaction.run(Call("worker_heartbeat", worker), Call("worker_census", {}))
+            await transaction.commit()
+        share.live, share.unowned = max(1, census[0][0]), census[0][1]
+
+    def _worker(self, database: Database, *, avoids: int, trouble: str) -> dict[str, Any]:
+        return {
+            "id": self._owner, "host": socket.gethostname(), "pid": os.getpid(), "lease": database.lease,
+            "avoids": avoids, "trouble": _shown(storable(trouble)),
+        }  # fmt: skip
 
     async def _even_out(self, transaction: Transaction, share: Share, mine: dict[str, Any]) -> None:
         room = -(-self._shards // share.sharing) - len(share.rows) - len(share.held)

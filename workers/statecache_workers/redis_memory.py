@@ -7,10 +7,39 @@ told so; but nobody finds out in time unless somebody looks, so every worker doe
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from statecache_workers.logs import alarm
+
+if TYPE_CHECKING:
+    from statecache.core.redis.connection import Link
+    from statecache.settings import Settings
 
 NEARLY_FULL = 0.9
 ROOM_S = 10.0
 ASK = ("INFO", "memory", "keyspace")
+
+
+class Room:
+    """What a worker knows of the room in Redis: `full` while it is nearly full of what may not leave it."""
+
+    def __init__(self, settings: Settings, *, monotonic: Callable[[], float]) -> None:
+        self.full = False
+        self._settings = settings
+        self._monotonic = monotonic
+        self._next = monotonic()
+
+    async def look(self, link: Link) -> None:
+        """Look where it is time, and raise an alarm where Redis is full."""
+        if self._monotonic() < self._next:
+            return
+        (info,) = await link.run([ASK], seconds=self._settings.timeout_s)
+        short = shortage(info.decode()) if isinstance(info, bytes) else None
+        self.full = short is not None
+        if short is not None:
+            alarm("redis_is_full", **short)
+        self._next = self._monotonic() + ROOM_S
 
 
 def shortage(info: str) -> dict[str, str | int] | None:

@@ -164,15 +164,18 @@ class Runner:
         error = state.outcome.exception() if state.outcome else None
         self._troubled = True
         gc.collect()
-        reason = error.reason if isinstance(error, Unavailable) else ""
-        self.pulse.turn_failed(_server_of(error), reason)
-        if isinstance(error, RedisUnavailable):
+        server, reason = _named(error)
+        self.pulse.turn_failed(server, reason)
+        if server == "redis":
             self.pulse.reached("postgres")  # which is always asked first
         warn("outage", reason=reason, detail=str(error), attempt=state.attempt_number,
              pause_s=round(state.upcoming_sleep, 3))  # fmt: skip
 
     async def _wait_out(self, seconds: float) -> None:
-        """Pause before the next attempt; where only Postgres is gone, ask Redis how the backlog grows."""
+        """Pause before the next attempt; where only Postgres is gone, ask Redis how the backlog grows.
+
+        Where only Redis is gone, or a right there, say so in Postgres: `statecache status` tells it from a dead worker.
+        """
         if self.health is not None and "postgres" in self.pulse.troubles:
             try:
                 async with asyncio.timeout(LOOK_S):
@@ -180,13 +183,26 @@ class Runner:
                 self.pulse.reached("redis")
             except (Unavailable, TimeoutError) as error:
                 self.pulse.lost("redis", error.reason if isinstance(error, Unavailable) else "timeout")
-        await self._pause(seconds)
+        end, ends = monotonic() + seconds, self._ends
+        while self.pulse.troubles.keys() == {"redis"} and end > monotonic() and not ends.is_set():
+            await self._tell()
+            await self._pause(min(self._settings.lease_renew_s, max(end - monotonic(), 0)))
+        await self._pause(end - monotonic())
+
+    async def _tell(self) -> None:
+        with contextlib.suppress(Unavailable, ConfigurationError, TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self.worker.tell()
+
+    @property
+    def _ends(self) -> asyncio.Event:
+        """What cuts a pause short."""
+        return self._hurry if self._stop.is_set() else self._stop
 
     async def _pause(self, seconds: float) -> None:
-        event = self._hurry if self._stop.is_set() else self._stop
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await event.wait()
+                await self._ends.wait()
 
     async def _end(self) -> int:
         """Drain with a deadline, give the shards back, log what is left, and return the exit status."""
@@ -250,10 +266,14 @@ class Runner:
             return False
 
 
-def _server_of(error: BaseException | None) -> str:
+def _named(error: BaseException | None) -> tuple[str, str]:
+    """Return which server an outage is of, and why; a right that is missing is waited for in Redis alone."""
     if isinstance(error, PostgresUnavailable):
-        return "postgres"
-    return "redis" if isinstance(error, RedisUnavailable) else "other"
+        return "postgres", error.reason
+    if isinstance(error, ConfigurationError):
+        return "redis", "rights"
+    reason = error.reason if isinstance(error, Unavailable) else ""
+    return "redis" if isinstance(error, RedisUnavailable) else "other", reason
 
 
 def _metrics(worker: Worker, pulse: Pulse) -> Callable[[], Page]:

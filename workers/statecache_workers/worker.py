@@ -37,7 +37,7 @@ from statecache_workers.lost_tails import tell_of_tails
 from statecache_workers.owned_shards import Head, Heads, Holding
 from statecache_workers.ownership import Ownership, Share, leave_held, look_again
 from statecache_workers.policies import Policies
-from statecache_workers.redis_memory import ASK, ROOM_S, shortage
+from statecache_workers.redis_memory import Room
 from statecache_workers.redis_rights import worker_link
 from statecache_workers.resync import resync
 from statecache_workers.split_brain import SplitBrain
@@ -78,11 +78,12 @@ class Worker:
         self.heads: Heads | None = None
         self.stocks, self.share = dict[int, Stock](), Share()
         self.turn_s = Buckets(SECONDS)
-        self.ready = self.full = self._joined = False
+        self.room = Room(settings, monotonic=monotonic)
+        self.ready = self._joined = False
         self.taking = True
         self._monotonic = monotonic
         self._nudge = asyncio.Event()
-        self._next_tend = self._leased_until = self._next_measure = self._next_room = self._uneven_until = monotonic()
+        self._next_tend = self._leased_until = self._next_measure = self._uneven_until = monotonic()
         self.avoidance = Avoidance(settings.lease_s)
         self._trouble = self._given_up_for = ""
         self._woken: list[int] = []
@@ -160,7 +161,7 @@ class Worker:
             await self.janitor.step(link, database, self.holdings)
         self.expiry.ask(self._served())
         await self._measure(link, heads)
-        await self._look_for_room(link)
+        await self.room.look(link)
         await self.policies.look(link, database)
         self._announce()
         due = self.janitor.due or self._monotonic() >= self._next_tend
@@ -336,6 +337,11 @@ class Worker:
         self.heads = await self.flusher.streams.heads(self._link, list(self.holdings))
         await self._measure(self._link, self.heads)
 
+    async def tell(self) -> None:
+        """Say in Postgres, while Redis cannot be used, that this worker lives and what hinders it."""
+        if self._database is not None and self._database.alive:
+            await self.ownership.tell(self._database, self.share, self.trouble)
+
     async def _measure(self, link: Link, heads: Heads) -> None:
         """Measure the streams now and then, where somebody may ask for it."""
         if self.settings.health_port is not None and self._monotonic() >= self._next_measure:
@@ -346,16 +352,6 @@ class Worker:
     def owned(self) -> int:
         """How many shards are its own by leases that stand."""
         return len(self.holdings) if self._monotonic() < self._leased_until else 0
-
-    async def _look_for_room(self, link: Link) -> None:
-        """Raise an alarm now and then while Redis is nearly full of what may not leave it."""
-        if self._monotonic() >= self._next_room:
-            (info,) = await link.run([ASK], seconds=self.settings.timeout_s)
-            short = shortage(info.decode()) if isinstance(info, bytes) else None
-            self.full = short is not None
-            if short is not None:
-                alarm("redis_is_full", **short)
-            self._next_room = self._monotonic() + ROOM_S
 
     def behind(self, targets: dict[int, int]) -> int:
         """Return how many change-sets up to these positions are still to be flushed."""
