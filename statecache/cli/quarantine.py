@@ -214,7 +214,7 @@ def _report(done: list[Done], verb: str, *, as_json: bool) -> int:
             continue
         said = [f"{counted(len(keys), noun)} {what}" for keys, noun, what in (
             (one.unmarked, "key", "can be read again"), (one.mended, "gap", "closed"),
-            (one.restored, "key", "went back to the value before"),
+            (one.restored, "key", "went back to what was before"),
         ) if keys]  # fmt: skip
         taken = [f"{counted(one.taken, 'change')} taken in"] if verb == "retried" and one.done else []
         text = ", ".join([*taken, *said, *([one.why] if one.why else [])])

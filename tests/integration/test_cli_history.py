@@ -86,7 +86,10 @@ async def test_what_of_a_log_is_told(cli: CommandLine) -> None:
     assert (nothing.status, nothing.err) == (1, f"statecache: {KEY}: there is no history of that time or version\n")
     nobody = await cli.beside("log", "runs/nobody", "--json")
     assert (nobody.status, nobody.out) == (1, "")
-    assert nobody.err == "statecache: runs/nobody: there is no history, for it was never written\n"
+    assert (
+        nobody.err
+        == "statecache: runs/nobody: there is no history: it was never written, or all of it is in quarantine\n"
+    )
 
 
 @pytest.mark.usefixtures("history")

@@ -196,6 +196,24 @@ async def test_a_gap_closes_behind_a_retried_change_and_the_tip_stays(
     assert rows(psql, "SELECT * FROM state") == tip
 
 
+async def test_nothing_goes_in_behind_what_was_dropped_and_that_is_said(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql
+) -> None:
+    psql.execute(POISON)
+    for value in ("1", BIG, BIG, "4"):
+        agents.commit(("runs/1", value))
+    await flush(worker)
+    psql.execute(CURE)
+    later, earlier = sorted(await ids(cli), reverse=True)
+    assert (
+        await cli.beside("quarantine", "drop", later, "--yes", "--durability", "memory")
+    ).out == f"{later}  dropped\n"
+    done = await cli.beside("quarantine", "retry", "all")
+    assert done.out.startswith(
+        f"{earlier}  stays: version 3 of 'runs/1' is not there either, and no parked entry holds it"
+    )
+
+
 async def test_a_commits_changes_go_in_together_or_not_at_all(
     cli: CommandLine, agents: Agents, worker: Worker, psql: Psql
 ) -> None:
@@ -204,8 +222,7 @@ async def test_a_commits_changes_go_in_together_or_not_at_all(
     await flush(worker)
     psql.execute("UPDATE state SET change_id = 'ffffffffffff', version = 9 WHERE key = 'runs/1/a'")
     psql.execute(CURE)
-    done = await cli.beside("quarantine", "retry", "all")
-    assert done.status == 1
+    assert (await cli.beside("quarantine", "retry", "all")).status == 1
     assert rows(psql, "SELECT count(*) FROM change") == [(0,)]
     assert rows(psql, "SELECT key, op FROM state WHERE key = 'runs/1/b'") == [("runs/1/b", "quarantined")]
 

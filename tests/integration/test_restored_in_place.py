@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
-from statecache import ConfigurationError, PostgresUnavailable, Settings, Unavailable
+from statecache import ConfigurationError, PostgresUnavailable, Settings, StateCacheError, Unavailable
 from statecache.keys import KeySpace
 from tests.fixtures.servers import MakeClient
 
@@ -82,3 +83,25 @@ async def test_rights_that_were_there_are_waited_for(
         assert await client.get(KEY) is None
     finally:
         psql.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("what", ["a read", "a key that is new", "a list", "versions"])
+async def test_what_another_deployments_dump_holds_is_not_believed_on_connections_that_stand(
+    make_client: MakeClient, settings: Settings, psql: psycopg.Connection[Any], what: str
+) -> None:
+    """Nor is another database, to which a pooler's alias was turned."""
+    client = make_client(settings)
+    calls: dict[str, Callable[[], Awaitable[Any]]] = {
+        "a read": lambda: client.get("runs/3", timeout=1),
+        "a key that is new": lambda: client.create("runs/3", 1, timeout=1),
+        "a list": lambda: anext(client.list("runs/", timeout=1)),
+        "versions": lambda: client.get_at("runs/1", version=1, timeout=1),
+    }
+    await client.set(KEY, 1)
+    assert await client.get("runs/2") is None
+    ((ours,),) = psql.execute("SELECT id FROM cluster").fetchall()
+    psql.execute("UPDATE cluster SET id = gen_random_uuid()")
+    with pytest.raises(StateCacheError, match="it is another one than before"):
+        await calls[what]()
+    psql.execute("UPDATE cluster SET id = %s", [ours])
+    assert await client.get("runs/3") is None

@@ -193,21 +193,29 @@ async def retry(settings: Settings, places: Sequence[ParkedAt] | None) -> list[D
     try:
         async with opened(settings, cluster=tier.cluster) as quarantine:
             asked = await _asked(quarantine, places)
-            done, behind = [], None
+            done, behind, left = [], None, list[Parked]()
             for parked in newest_first(asked):
                 try:
                     one = await quarantine.take_in(parked.place)
                 except TooEarly as error:
                     if places is not None and behind is None:
                         behind = await quarantine.listed(dropped=False, limit=None)
-                    more = AFTER_ALL if behind is None else together(parked.place, error.key, behind)
+                    last = _holds(left, parked, error.key)
+                    more = AFTER_ALL if last else together(parked.place, error.key, behind or [])
                     one = Done(id=str(parked.place), done=False, why=f"{error}, {more}")
                 if one.unmarked:
                     one = await _told(link, quarantine.keys, parked, one)
+                if not one.done:
+                    left.append(parked)
                 done.append(one)
             return done
     finally:
         await link.close()
+
+
+def _holds(left: Sequence[Parked], parked: Parked, key: str) -> bool:
+    """Return whether one that was tried before this entry, and did not go in, is of the key."""
+    return any(one.place.shard == parked.place.shard and key in one.keys for one in left)
 
 
 async def _asked(quarantine: Quarantine, places: Sequence[ParkedAt] | None) -> list[Parked]:

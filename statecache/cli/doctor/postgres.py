@@ -141,7 +141,7 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
 
 async def _rows(settings: Settings, connection: psycopg.AsyncConnection[Any], name: str, parameters: Any) -> list[Any]:
     """Return the rows of a statement that is bounded by us, whatever the role's own limits are."""
-    text = ";\n".join(statement(one, settings.postgres_schema) for one in ("read_limits", name))
+    text = ";\n".join(statement(one, settings.postgres_schema) for one in ("doctor_limits", name))
     cursor = psycopg.AsyncClientCursor(connection)
     await cursor.execute(text, {**parameters, "statement": milliseconds(settings.timeout_s)})
     cursor.nextset()

@@ -73,7 +73,7 @@ def log(
     if more:
         tell(f"there are more; --limit {limit} was reached")
     if not shown:
-        what = " of that time or version" if since or until else ", for it was never written"
+        what = " of that time or version" if since or until else ": it was never written, or all of it is in quarantine"
         tell(f"{plain(key)}: there is no history{what}")
     return OK if shown else FINDING
 

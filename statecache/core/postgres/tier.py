@@ -5,7 +5,8 @@ protocol, which Postgres takes for one transaction: that costs one exchange, and
 The `cluster` row is compared on every new connection.
 
 Only a primary is asked: a standby may lag, and what it holds of a state must never be installed over what the primary
-has flushed since. Every transaction asks what it met, for behind a pooler a server may change between two of them.
+has flushed since. Every transaction asks what it met, a standby or another cluster: behind a pooler the server may
+change between two of them, and a dump may be restored in place.
 """
 
 from __future__ import annotations
@@ -93,10 +94,12 @@ def _literal(value: str | bool | int | Sequence[str | int] | None, quote: Callab
 class Session:
     """One connection to Postgres, as a pool lends it."""
 
-    __slots__ = ("__weakref__", "connection", "heard_at", "hold", "silent_since", "slot")
+    __slots__ = ("__weakref__", "cluster", "connection", "heard_at", "hold", "silent_since", "slot")
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         self.connection = connection
+        self.cluster: str | None = None
+        """The cluster that was compared when the connection was made."""
         self.heard_at = monotonic()
         self.silent_since = -inf
         self.slot: Slot | None = None
@@ -214,7 +217,7 @@ class PostgresTier:
         if self._ask_redis is not None and self._fitted(cluster):
             await self._ask_redis(seconds)  # an operator may have given it this Postgres since
         self._check_pair(cluster)
-        self.cluster = cluster
+        self.cluster = session.cluster = cluster
 
     def check_pair(self) -> None:
         """Raise ConfigurationError where Redis and Postgres are known to be of two clusters.
@@ -287,8 +290,11 @@ class PostgresTier:
             async with limit, session:
                 text = self._spelled(connection, names, parameters, milliseconds(seconds))
                 (met, *_), *found = await self.io.rows(connection, text, beside)
-                if not self._standby_too and met[-1]:
+                *_, cluster, standby = met
+                if not self._standby_too and standby:
                     raise self._standby()
+                if session.cluster not in (None, cluster):
+                    raise self._moved(session, cluster)
             whole, session.heard_at = True, monotonic()
             self._worked.update(names)
         except _MISFITS as error:
@@ -319,6 +325,12 @@ class PostgresTier:
             return spelled(connection.pgconn, (limits, *names), schema, asked)
         text = ";\n".join(statement(name, schema) for name in ("read_limits", *names))
         return self.io.spelled(connection, text, asked)
+
+    def _moved(self, session: Session, cluster: str | None) -> PostgresUnavailable:
+        """Return the error for a connection behind which another cluster answers; a new one compares, and says it."""
+        now = f"cluster {cluster}" if cluster else "a schema without a cluster"
+        detail = f"{masked(self._settings.postgres_url)}: {now} answers where {session.cluster} did"
+        return PostgresUnavailable("connection", detail=detail)
 
     def misfit(self, error: psycopg.Error, hint: str, *, worked: bool) -> PostgresUnavailable | ConfigurationError:
         """Return the error for a statement that the schema, or a right there, does not fit.
