@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -36,15 +37,16 @@ def test_what_interrupts_the_start_is_raised_and_not_what_breaks_of_it() -> None
 
 def test_what_interrupts_it_before_the_thread_is_known_to_run_is_raised_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread runs, and has taken itself off the list of those that are being started, where Python looks for it."""
-    ran, begin = threading.Event(), threading._start_new_thread  # type: ignore[attr-defined]
+    name = "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"
+    ran, begin = threading.Event(), getattr(threading, name)
 
-    def interrupted(*arguments: Any) -> None:
-        begin(*arguments)
+    def interrupted(*arguments: Any, **named: Any) -> None:
+        begin(*arguments, **named)
         assert ran.wait(60)
         raise InterruptedError
 
     with monkeypatch.context() as patched:
-        patched.setattr(threading, "_start_new_thread", interrupted)
+        patched.setattr(threading, name, interrupted)
         with pytest.raises(KeyError):
             threading.Thread(target=ran.set).start()
         ran.clear()
