@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, Checkpoint, Position, Settings, State, VersionNotFound
+from statecache import AsyncStateCache, Checkpoint, HistoryIncomplete, Position, Settings, State, VersionNotFound
 from statecache.keys import KeySpace
 from statecache_workers.quarantine_release import retry
 from statecache_workers.worker import Worker
@@ -234,3 +235,15 @@ async def test_no_merge_passes_over_versions_that_may_have_been_merges(
             assert caught.value.key == GROUP
         assert (await cache.merge("runs/behind", GROUP)).value == "from runs/behind"
     assert torn.states[-1].value == 7
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_history_whose_next_entries_are_in_neither_tier_ends_in_its_time(
+    cache: AsyncStateCache, redis_raw: Any, keys: KeySpace, *, reverse: bool
+) -> None:
+    for version in (1, 2, 3):
+        await cache.set(GROUP, version)
+    assert redis_raw.xtrim(keys.changes(keys.shard(GROUP)), maxlen=1, approximate=False) == 2
+    async with asyncio.timeout(20):
+        with pytest.raises(HistoryIncomplete):
+            assert [one.version async for one in cache.history(GROUP, timeout=0.5, reverse=reverse)]

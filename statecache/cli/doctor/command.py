@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -172,20 +172,27 @@ def _closed(redis: RedisFacts, postgres: PostgresFacts | None, settings: Setting
     if named and list(redis.pin[:2]) == [str(settings.shards), HASH]:
         shard, reason = min(refused.items())
         return [error("both", f"{len(refused)} of {settings.shards} shards may not be opened, {shard} first: "
-                      f"{reason.why}", "commits to them are refused", adopt)]  # fmt: skip
+                      f"{reason.why}", f"commits to them are {_become(redis, refused)}", adopt)]  # fmt: skip
     return []
 
 
 async def _levels(settings: Settings, redis: RedisFacts | None, postgres: PostgresFacts | None) -> list[LevelSeen]:
     refused = await _refusals(settings, redis)
     if redis is not None and not refused["memory"] and _all_closed(redis, postgres, settings):
-        refused = dict.fromkeys(DURABILITIES, "no shard is open here: every commit is refused")
+        refused = dict.fromkeys(DURABILITIES, f"no shard is open here: every commit is {_become(redis, redis.looks)}")
     if not refused["postgres"]:
         refused["postgres"] = _against_postgres(postgres)
     return [
         LevelSeen(level=level, given=not refused[level], why=refused[level] or _worth(level, settings, redis, postgres))
         for level in DURABILITIES
     ]
+
+
+def _become(redis: RedisFacts, shards: Iterable[int]) -> str:
+    """Return what becomes of commits to shards that may not be opened: a server may take them for open all the same."""
+    looks = [redis.looks[shard] for shard in shards if shard in redis.looks]
+    taken = any(look.replid == look.server for look in looks)
+    return "acknowledged, as by an old primary, and set aside later" if taken else "refused"
 
 
 def _all_closed(redis: RedisFacts, postgres: PostgresFacts | None, settings: Settings) -> bool:

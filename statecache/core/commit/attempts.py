@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from statecache.commit_protocol.answers import Found
     from statecache.commit_protocol.commit import Commit
     from statecache.core.commit.durability_support import DurabilitySupport
+    from statecache.core.epoch.met import MetEpochs
     from statecache.core.redis.connection import Link
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
@@ -52,8 +53,11 @@ def never_sent(commit: Commit) -> RedisUnavailable:
 class Attempts:
     """Single attempts to run the commit script, by itself or within MULTI."""
 
-    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, support: DurabilitySupport) -> None:
+    def __init__(
+        self, settings: Settings, keys: KeySpace, redis: RedisTier, support: DurabilitySupport, epochs: MetEpochs
+    ) -> None:
         self._settings = settings
+        self._epochs = epochs
         self._keys = keys
         self._redis = redis
         self._support = support
@@ -156,8 +160,9 @@ class Attempts:
         commit.latest = given_up + link.handshake_s
         latest_ms = int(given_up * 1000 + link.ahead_ms)
         arguments = commit.arguments(
-            self._settings, self._limits, replicas=self._support.replicas_of(commit.durability)
-        )
+            self._settings, self._limits, replicas=self._support.replicas_of(commit.durability),
+            epoch=self._epochs.of(commit.shard),
+        )  # fmt: skip
         arguments.append(latest_ms)
         if commit.repeat or commit.lingers:
             last = max(commit.lingers, commit.latest) + self._settings.timeout_s

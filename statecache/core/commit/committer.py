@@ -124,11 +124,12 @@ class Committer:
         self._durable = durable
         self._support = support
         self._in_flight = in_flight
-        self.attempts = Attempts(settings, keys, redis, support)
+        self.attempts = Attempts(settings, keys, redis, support, opener.epochs)
         self._batches = BatchedAttempts(redis, self.attempts)
         self._repeats = Repeats(
-            redis, self.attempts, durable=durable, support=support, tracked=tracked, in_flight=in_flight
-        )
+            redis, self.attempts, durable=durable, support=support, tracked=tracked, in_flight=in_flight,
+            epochs=opener.epochs,
+        )  # fmt: skip
         self._opener = opener
         self._policies = policies
         self._hydrator = hydrator

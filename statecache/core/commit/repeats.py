@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from statecache.core.commit.attempts import Attempts
     from statecache.core.commit.durability_support import DurabilitySupport
     from statecache.core.commit.durable import Durable
+    from statecache.core.epoch.met import MetEpochs
     from statecache.core.redis.connection import Link
     from statecache.core.redis.tier import RedisTier
     from statecache.core.redis.tracking import TrackedConnection
@@ -55,6 +56,7 @@ class Repeats:
         support: DurabilitySupport,
         tracked: TrackedConnection,
         in_flight: InFlight,
+        epochs: MetEpochs,
     ) -> None:
         self._redis = redis
         self._attempts = attempts
@@ -62,6 +64,7 @@ class Repeats:
         self._durable = durable
         self._tracked = tracked
         self._in_flight = in_flight
+        self._epochs = epochs
 
     async def link_for(self, commit: Commit, seconds: float) -> Link | None:
         """Lend a connection to a server that can give the commit's durability level; return None to try again."""
@@ -139,6 +142,7 @@ class Repeats:
     async def acknowledge(self, commit: Commit, committed: Committed, replies: Sequence[Any]) -> Committed:
         """Note that the commit is applied, count its copies, and return it."""
         self._in_flight.acknowledge(commit.shard, committed.position, commit.change_id, commit.keys)
+        self._epochs.note(commit.shard, committed.position.epoch)
         await self._tracked.wrote(commit, committed)
         self._count_copies(commit, replies)
         return committed

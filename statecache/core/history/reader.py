@@ -318,9 +318,8 @@ class HistoryReader:
             ahead = await self._ahead(key, monotonic() + seconds) if unflushed else []
             yield [one for one in reversed(ahead) if first <= one.version <= last]
             last = min(last, ahead[0].version - 1) if ahead else last
-        backoff = Backoff(0.005, 0.25)
+        backoff, end = Backoff(0.005, 0.25), monotonic() + seconds
         while first <= last:
-            end = monotonic() + seconds
             mark, rows = await self._page(key, first, last, end, down=reverse)
             page, damage = proven_until_damaged(rows) if proven else ([*map(version_of_row, rows)], None)
             yield page
@@ -328,6 +327,7 @@ class HistoryReader:
                 raise damage
             if page:
                 first, last = (first, page[-1].version - 1) if reverse else (page[-1].version + 1, last)
+                end = monotonic() + seconds
             if len(page) == PAGE:
                 continue
             if reverse or not unflushed or first > last:

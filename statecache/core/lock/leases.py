@@ -65,7 +65,7 @@ class Leases:
         self._keys = keys
         self._redis = redis
         self._opener = opener
-        self._spelled = LeaseScript(settings, keys)
+        self._spelled = LeaseScript(settings, keys, opener.epochs)
         self._requests = LeaseRequests(keys, redis, opener, OneByOne(self._spelled, redis, settings.timeout_s))
         self._events = events
         self._closed = False

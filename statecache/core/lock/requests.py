@@ -22,6 +22,7 @@ from statecache.rules.leases import COMING_S, PLACE_S, WAITERS_MAX, Holding, sho
 from statecache.settings import Settings, writer_of
 
 if TYPE_CHECKING:
+    from statecache.core.epoch.met import MetEpochs
     from statecache.core.epoch.opener import Opener
     from statecache.core.redis.connection import Link
     from statecache.core.redis.tier import RedisTier
@@ -50,8 +51,9 @@ class Answer(NamedTuple):
 class LeaseScript:
     """The lease script, and how a request is spelled for it."""
 
-    def __init__(self, settings: Settings, keys: KeySpace) -> None:
+    def __init__(self, settings: Settings, keys: KeySpace, epochs: MetEpochs) -> None:
         self.script = script("lease")
+        self.epochs = epochs
         self._keys = keys
         self._fence = settings.fence
         self._withdrawn_ms = round((settings.timeout_s + _GRACE_S) * 1000)
@@ -65,8 +67,10 @@ class LeaseScript:
         token = str(holding.token) if verb in _OF_A_TOKEN else ""
         holder = shown_holder(writer_of(self._settings))
         lasts_ms = self._withdrawn_ms if verb == "withdraw" else round(holding.ttl * 1000)
+        known = self.epochs.of(shard)
+        fence = f"{self._fence} {known}" if known else self._fence
         return names, (
-            self._fence, verb, holding.key, holding.request, token, holder, lasts_ms, late_ms, _LIMITS
+            fence, verb, holding.key, holding.request, token, holder, lasts_ms, late_ms, _LIMITS
         )  # fmt: skip
 
 
@@ -149,6 +153,8 @@ class LeaseRequests:
                 if verdict == "FENCED":
                     await self._opener.open(holding.shard, end=end)
                     continue
+                if verdict == "OK" and rest:
+                    self._opener.epochs.note(holding.shard, int(rest[0].partition("-")[0]))
                 if verdict != "LATE":
                     return Answer(verdict, rest, started, repeated)
                 if backoff.outlasts(end):

@@ -126,14 +126,23 @@ class Reader:
             return record, None
         if asking:
             if await self._is_current(record.key, found, end):
+                self._opener.epochs.forget(self._keys.shard(record.key))
                 self._near.lowered(record.key, (record.epoch, record.version))
                 return record, None
             await self._redis.pool.drop_idle(all_of_them=True)
         detail = f"Redis holds an older state of {record.key!r} than this process has seen, in the same epoch"
+        shard = self._keys.shard(record.key)
+        if (known := self._opener.epochs.of(shard)) > found.epoch:
+            detail = f"shard {shard} is in epoch {found.epoch} there, and this process has seen it in {known}"
         return None, Unavailable("epoch", detail=detail)
 
     def is_believed(self, record: Record, epoch: int) -> bool:
-        """Return whether a state may be given of a shard that is open in that epoch."""
+        """Return whether a state may be given of a shard that is open in that epoch; an old primary's may not."""
+        shard = self._keys.shard(record.key)
+        if epoch < self._opener.epochs.of(shard):
+            return False
+        self._opener.epochs.note(shard, epoch)
+        self._tracked.met(shard, epoch)
         place = (record.epoch, record.version)
         if self._near.seen(record.key, place):
             return True

@@ -5,6 +5,9 @@ waiter for a lock is called (`lock <request> <ms> <key>`, on a channel of the cl
 the connection or before it stood: who waits for one also looks for itself now and then, and those in `broken` are told
 when the connection broke. Who has to be sure that it will hear what happens from now on waits until the subscription is
 `confirmed`.
+
+A server that is silent is asked for a sign of life: the other end may be gone, and a proxy before it may keep the
+connection. Where none comes, the connection is given up.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 _TURN_S = 1.0
 """How long the listener waits for a message before it checks whether the client was closed, in seconds."""
+_SILENT_S = 2.0
+"""How long it waits for a sign of life that it has asked for, in seconds."""
 
 
 class Subscriptions:
@@ -48,6 +53,8 @@ class Subscriptions:
         self._inherited += (self._link, self._background)
         self._link = self._background = None
         self._turn = self._redis.io.slots(1)
+        self._asked: tuple[Link, float] | None = None
+        """Which connection was asked for a sign of life that has not come, and when."""
         self._wanted: dict[str, Callable[[bytes], None]] = {}
         self._confirmed: dict[str, Signal] = {}
 
@@ -104,6 +111,10 @@ class Subscriptions:
         while self._goes_on(background) and (link := self._link) is not None:
             try:
                 messages = await link.receive(seconds=_TURN_S)
+                if messages:
+                    self._asked = None
+                else:
+                    await self._ask(link)
             except RedisUnavailable:
                 last = self._link is link
                 if last:  # whoever is told now must not take this for a listener
@@ -116,6 +127,16 @@ class Subscriptions:
             for message in messages:
                 if isinstance(message, list) and len(message) == 3:
                     self._heard(message)
+
+    async def _ask(self, link: Link) -> None:
+        """Ask for a sign of life, once; raise RedisUnavailable where the one that was asked for has not come."""
+        now = monotonic()
+        if self._asked is None or self._asked[0] is not link:
+            self._asked = link, now
+            await link.send(("PING",), seconds=_TURN_S)
+        elif now - self._asked[1] > _SILENT_S:
+            await link.close()
+            raise RedisUnavailable("timeout", detail="the connection on which events are heard has gone silent")
 
     def _heard(self, message: Sequence[Any]) -> None:
         channel = message[1].decode()

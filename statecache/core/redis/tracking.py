@@ -9,6 +9,7 @@ task takes them off; in the synchronous client that is a thread, or whoever wait
     heartbeat     every quarter of the trust window: role, replication id and replicas of the server, and which epoch
                   its data set is in. Any other than before, and everything known is dropped; a server that is no
                   primary is left, by the other connections too
+    later epoch   a shard that was open here in an earlier one is met elsewhere: everything known is dropped
     closed gate   before a shard is first read on it, the server is asked, ahead of the read in the same exchange,
                   whether the shard is open; where it is not, the read is made on the primary
     unanswered    a heartbeat of a whole window ago, and nothing came for as long: the connection is given up. Bytes
@@ -92,8 +93,8 @@ class TrackedConnection:
         self._heartbeat_call: float | None = None  # when the heartbeat under way was sent
         self._came, self._unread = 0.0, 0  # when bytes came last, and how many of them are no whole message yet
         self._stopped, self._up = self._redis.io.signal(), self._redis.io.signal()
-        self._server = b""
-        self._open: set[int] = set()  # shards whose gate is known to be open on that server
+        self._server, self._is_behind = b"", False
+        self._open: dict[int, int] = {}  # shards whose gate is known to be open on that server, with the epoch
         self._not_before = 0.0
         self.untrusted_reason = ""
 
@@ -158,9 +159,16 @@ class TrackedConnection:
     async def wrote(self, commit: Commit, committed: Committed) -> None:
         """Note what was written here: nothing older is seen from now on, and what is in use is read again."""
         epoch, versions = committed.position.epoch, iter(committed.versions)
+        self.met(commit.shard, epoch)
         for write in commit.writes:
             if write.op != "check" and self._near.wrote(write.key, (epoch, next(versions))):
                 await self._refresh(write.key)
+
+    def met(self, shard: int, epoch: int) -> None:
+        """Give the connection up where the shard is in a later epoch than on its server: that is an old primary."""
+        if self._open.get(shard, epoch) < epoch:
+            self._is_behind = True
+            self._near.drop()
 
     async def _refresh(self, key: str) -> None:
         """Have a state read, without waiting for it."""
@@ -186,7 +194,8 @@ class TrackedConnection:
 
     def _reads(self, link: Link, readings: Sequence[Reading]) -> tuple[list[Any], list[Any]]:
         """Return the commands of reads, ahead of them whether their shards are open, and what is expected for each."""
-        unproven, proof = sorted({self._keys.shard(one.key) for one in readings} - self._open), script("fenced_read")
+        proof = script("fenced_read")
+        unproven = sorted({self._keys.shard(one.key) for one in readings} - self._open.keys())
         commands: list[Any] = [link.call(proof, [self._keys.meta(shard)], [self._settings.fence]) for shard in unproven]
         for reading in readings:
             commands += (("CLIENT", "CACHING", "YES"), ("HMGET", self._keys.state(reading.key), *FIELDS))
@@ -225,10 +234,11 @@ class TrackedConnection:
     async def _serve(self, link: Link, background: Background) -> None:
         """Take replies and pushes off the connection until it breaks."""
         self._near.drop()
-        self._server, self._open, self._heartbeat_call, self._link = b"", set(), None, link
-        self._came, self._unread = boottime(), 0
-        due = monotonic()
+        self._server, self._is_behind, self._open, self._heartbeat_call, self._link = b"", False, {}, None, link
+        self._came, self._unread, due = boottime(), 0, monotonic()
         while self._goes_on(background):
+            if self._is_behind:
+                raise RedisUnavailable("epoch", detail="the tracked connection leads to an old primary")
             if monotonic() >= due:
                 await self._beat()
                 due = monotonic() + self._beat_s
@@ -319,8 +329,9 @@ class TrackedConnection:
         link.knows(known, not isinstance(reply, NoScriptError))
         if isinstance(reply, Exception) and code_of(reply) in DEMOTED:
             raise RedisUnavailable("role", detail=f"the server is no primary: {reply}")
-        is_open = isinstance(reply, list) and reply[0] == b"OK"
-        (self._open.add if is_open else self._open.discard)(shard)
+        self._open.pop(shard, None)
+        if isinstance(reply, list) and reply[0] == b"OK":
+            self._open[shard] = int(reply[1])
 
     def _heartbeat(self, link: Link, sent: float, reply: Any) -> None:
         known, self._heartbeat_call = script("heartbeat"), None
@@ -332,9 +343,10 @@ class TrackedConnection:
         if reply != self._server:
             if self._server:
                 self._near.drop()
-                self._open = set()
+                self._open = {}
             self._server = reply
-        self._near.answered(sent)
+        if not self._is_behind:
+            self._near.answered(sent)
         self._up.set()
 
     def _brought(self, reading: Reading, reply: Any) -> None:
@@ -364,10 +376,7 @@ class TrackedConnection:
             await link.close()  # whoever is sending on it is rid of it
         if (turn := await self._turn.acquire(self._settings.near_window_s)) is not None:
             turn.release()
-        self._turn, self._ear = (
-            self._redis.io.slots(1),
-            self._redis.io.slots(1),
-        )  # whoever was interrupted with one never gives it back
+        self._turn, self._ear = self._redis.io.slots(1), self._redis.io.slots(1)  # who was interrupted gives none back
         for expected in link.expected:
             if isinstance(expected, Reading):
                 self._near.settle(expected, None, _LOST)

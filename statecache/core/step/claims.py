@@ -67,7 +67,7 @@ class Claims:
         self._timeout_s = settings.timeout_s
         self._keys = keys
         self._redis = redis
-        self._spelled = LeaseScript(settings, keys)
+        self._spelled = LeaseScript(settings, keys, opener.epochs)
         self._requests = LeaseRequests(keys, redis, opener, ClaimBatches(self._spelled, redis, settings.timeout_s))
         self._closing = False
         self._links: set[Link] = set()

@@ -1,8 +1,8 @@
 -- Commits 1 to 256 states of one group: the only write path of states.
 --
 -- KEYS  1 meta  2 changes  3 unflushed  4 hydrating  5… one state each  last, where locks count: leases
--- ARGV  1 nonce: sender.number  2 change_id  3 fence (on|off), and behind a blank how many replicas must be connected
---       4 repeat (0|1, or the position at which its writer was told that it is applied)  5 writer  6 actor  7 reason
+-- ARGV  1 nonce: sender.number  2 change_id  3 fence (on|off); behind blanks: how many replicas must be connected, the
+--       newest epoch that is known  4 repeat (0|1, or where its writer was told that it is)  5 writer  6 actor  7 reason
 --       8 backlog entries max  9 backlog bytes max  10 commit bytes max  11 value bytes max
 --       12… per state: key, op (set|delete|check, or a modifier: verb, digest, most bytes, and keep where an end stays),
 --           expected (change_id, or that and ~ where its end may have come, * blind, ! absent, ? present, % ended),
@@ -55,11 +55,11 @@ if unanswered then others_until = string.match(others_until, '^%d+') end
 local head = pcall('HMGET', meta, 'epoch', 'replid', 'n', 'entries', 'bytes', 'flushed_entries', 'flushed_bytes',
   'enforced', 'refused')
 if head.err then return { nonce, 'FOREIGN', meta, head.err } end
-local epoch, replid, fence, replicas = head[1], head[2], ARGV[3], nil
-if #fence > 3 then fence, replicas = string.match(fence, '^(%a+) (%d+)$') end
+local epoch, replid, fence, replicas, known = head[1], head[2], ARGV[3], '0', nil
+if #fence > 3 then fence, replicas, known = string.match(fence, '^(%a+) (%d+) (%d+)$') end
 -- include lineage
 if role ~= 'master' then return redis.error_reply('READONLY this server is no primary') end
-if not epoch or replid ~= server then
+if not epoch or replid ~= server or (known and epoch ~= known and (tonumber(epoch) or 0) < tonumber(known)) then
   return { nonce, 'FENCED', replid or '', server, epoch or '' }
 end
 
@@ -169,7 +169,7 @@ if behind >= tonumber(ARGV[8]) or behind_bytes >= tonumber(ARGV[9]) then
 end
 
 -- Replicas: what too few can acknowledge is not written.
-if replicas then
+if replicas ~= '0' then
   if fence ~= 'on' then info = call('INFO', 'replication') end
   local connected = string.match(info, 'connected_slaves:(%d+)') or '0'
   if tonumber(connected) < tonumber(replicas) then return { nonce, 'REPLICAS', connected, replicas } end

@@ -3,7 +3,7 @@
 -- able to keep its lease and to give it back, and what waits is bounded.
 --
 -- KEYS  1 meta  2 leases  3 waiters  4 events (a channel; a client's own has its name behind it)
--- ARGV  1 fence (on|off)  2 take (now, or not at all) | queue (now, or in turn) | renew | release (the lease, or the
+-- ARGV  1 fence (on|off), and behind a blank the newest epoch of the shard that the sender knows  2 take (now, or not at all) | queue (now, or in turn) | renew | release (the lease, or the
 --       place in the queue) | withdraw (the same, and for good: attempts that are still on their way are late)
 --       | break  3 key  4 request: what names its sender, `<client>:<one of its requests>`  5 token, for renew and
 --       break  6 holder: what a person reads  7 ttl in ms; of a withdrawal, how long it stands  8 the server's time in
@@ -46,10 +46,13 @@ end
 
 local head = pcall('HMGET', meta, 'epoch', 'replid')
 if head.err then return { 'FOREIGN', meta, head.err } end
-local epoch, fence = head[1], ARGV[1]
+local epoch, fence, known = head[1], ARGV[1], nil
+if #fence > 3 then fence, known = match(fence, '^(%a+) (%d+)$') end
 -- include lineage
 if role ~= 'master' then return redis.error_reply('READONLY this server is no primary') end
-if not epoch or head[2] ~= server then return { 'FENCED' } end
+if not epoch or head[2] ~= server or (known and epoch ~= known and (tonumber(epoch) or 0) < tonumber(known)) then
+  return { 'FENCED' }
+end
 local entering = verb == 'take' or verb == 'queue'
 if entering and redis.acl_check_cmd and not redis.acl_check_cmd('SPUBLISH', events .. ':', '') then
   return { 'FOREIGN', events .. ':*', "this user can't run this command: SPUBLISH" } -- who gives a lock back must call the next

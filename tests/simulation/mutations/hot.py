@@ -14,8 +14,8 @@ HOT = {
     "fence": Mutant(
         "a commit does not ask whether this server opened the epoch",
         "statecache/lua/commit/commit.lua",
-        "if not epoch or replid ~= server then\n",
-        "if not epoch then\n",
+        "if not epoch or replid ~= server or (known",
+        "if not epoch or (known",
     ),
     "absence": Mutant(
         "what was expected to be absent is overwritten",

@@ -1,0 +1,109 @@
+"""A client that knows of the new primary, and is led to the old one once more: by a proxy, or by a name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statecache import AsyncStateCache, StateCacheError, Token
+from statecache.errors import Unavailable
+from statecache.testing.valkey import Valkey
+from tests.fixtures.faults import through
+from tests.fixtures.servers import MakeSettings
+from tests.support.failed_over import parted
+from tests.support.fault_proxy import FaultProxy
+from tests.support.gate_world import World, world
+from tests.support.local_reads import kept, reads, until
+
+KEY = "runs/42"
+CALLS: dict[str, Callable[[AsyncStateCache], Awaitable[Any]]] = {
+    "set": lambda agent: agent.set(KEY, "lost", timeout=1),
+    "create": lambda agent: agent.create("runs/43", "lost", timeout=1),
+    "increment": lambda agent: agent.increment("runs/44", timeout=1),
+    "append": lambda agent: agent.append("runs/45", "lost", timeout=1),
+    "set_many": lambda agent: agent.set_many({"runs/46": "lost", "runs/47": "lost"}, timeout=1),
+    "lock": lambda agent: anext(locked(agent)),
+}
+
+
+async def locked(agent: AsyncStateCache) -> AsyncIterator[Token]:
+    """Take the lock of the key, and give it back when that is closed."""
+    async with agent.lock(KEY, timeout=1) as lock:
+        yield lock.token
+
+
+@pytest.fixture
+def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
+    """One shard, with Redis servers that the test starts and kills."""
+    with world(make_settings, tmp_path) as made:
+        yield made
+
+
+async def _lead(network: FaultProxy, server: Valkey) -> None:
+    """Let the address lead to that server from now on, and end what stands."""
+    network.retarget("127.0.0.1", server.port)
+    network.cut_all()
+
+
+@pytest.mark.parametrize("what", CALLS)
+async def test_who_knows_the_new_primary_writes_to_no_old_one(shard: World, what: str) -> None:
+    a, b = parted(shard, KEY)
+    shard.open(b, "client")
+    async with (
+        FaultProxy("127.0.0.1", b.port) as network,
+        AsyncStateCache(settings=through(shard.on(b), redis=network)) as agent,
+    ):
+        known = await agent.set(KEY, "on the new primary")
+        async with agent.lock("runs/41", timeout=5) as lock:
+            token = lock.token
+        assert known.epoch > int(shard.meta(a)["epoch"])
+        await _lead(network, a)
+        before = shard.entries(a), shard.raw(a).hgetall(shard.keys.leases(0))
+        with pytest.raises(StateCacheError, match="operator's word"):
+            await CALLS[what](agent)
+        assert (shard.entries(a), shard.raw(a).hgetall(shard.keys.leases(0))) == before
+        with pytest.raises(Unavailable, match=f"there, and this process has seen it in {known.epoch}"):
+            await agent.get(KEY, read="primary", timeout=0.5)
+        await _lead(network, b)
+        assert await agent.get(KEY, read="primary") == known
+        async with agent.lock("runs/41", timeout=5) as lock:
+            assert lock.token > token
+
+
+async def test_where_both_tiers_were_put_back_a_client_that_knows_more_goes_on(shard: World) -> None:
+    """The primary and Postgres agree on the older epoch: nobody is elsewhere."""
+    a = shard.start("a")
+    shard.open(a)
+    async with AsyncStateCache(settings=shard.on(a)) as agent:
+        await agent.set(KEY, 1)
+        older = shard.meta(a)
+        row, raw = shard.row(), shard.raw(a)
+        a.restart()
+        shard.open(a)
+        assert (await agent.set(KEY, 2, timeout=20)).epoch > int(older["epoch"])
+        shard.sql("UPDATE shard SET epoch = %s, replid = %s", row.epoch, shard.replid(a))
+        raw.unlink(shard.keys.changes(0))
+        raw.hset(shard.keys.meta(0), "epoch", older["epoch"])
+        assert (await agent.set("runs/43", 3)).epoch == row.epoch
+
+
+async def test_what_a_connection_to_an_old_primary_keeps_is_not_believed_by_who_knows_the_new_one(shard: World) -> None:
+    """It stands, and answers: only what the client meets elsewhere tells that nobody writes there any more."""
+    a, b = parted(shard, KEY)
+    async with (
+        FaultProxy("127.0.0.1", a.port) as network,
+        AsyncStateCache(settings=through(shard.on(a, read="local"), redis=network)) as agent,
+    ):
+        await kept(agent, KEY)
+        network.retarget("127.0.0.1", b.port)
+        for one in shard.raw(a).client_list():
+            if not {"t", "S", "M"} & {*one["flags"]}:
+                shard.raw(a).client_kill_filter(_id=one["id"], skipme=True)
+        shard.open(b, "client")
+        await agent.set("runs/43", "met", timeout=20)
+        await until(lambda: agent.near.trusted)
+        shard.put(b, KEY, "by another client")
+        await reads(agent, "by another client", KEY)
