@@ -16,14 +16,23 @@ class HeldChange(NamedTuple):
     n: int
 
 
-def continues(newest: Sequence[HeldChange], recent: Mapping[str, tuple[int, Sequence[str]]]) -> bool:
+def continues(
+    newest: Sequence[HeldChange],
+    recent: Mapping[str, tuple[int, Sequence[str]]],
+    entries: Mapping[tuple[int, int], str],
+) -> bool:
     """Return whether a data set is known to hold what Postgres holds: one of these changes, and nothing against any.
 
     `newest` are Postgres' newest changes of the shard, `recent` gives for the keys that Redis holds the version and
-    the last change_ids with their positions, the newest first. What Redis holds no more says nothing.
+    the last change_ids with their positions, the newest first, `entries` the change_ids that stand in the stream at
+    these changes' epochs and positions. What Redis holds no more says nothing.
     """
     found = False
     for change in newest:
+        stands = entries.get((change.epoch, change.n), "")
+        if stands not in ("", change.change_id):
+            return False
+        found = found or bool(stands)
         version, ids = recent.get(change.key, (change.version, ()))
         age = version - change.version
         if age < 0:

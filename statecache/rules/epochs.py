@@ -33,9 +33,9 @@ that it holds no more is dirty again. Nobody else believes it: it may be a copy,
 Where a data set was opened at a higher epoch than the row's, Postgres went back to before that, or another one was
 served meanwhile. The row may name a server of then, which the data set has forgotten; what both hold tells whether it
 continues the row all the same: the newest changes that Postgres has of the shard stand in the states' `recent`, at the
-same versions and positions. A worker looks. Of a Redis that went back behind an epoch, as by two restarts from one
-snapshot, nothing of the kind can be told: it looks like an old primary that comes back, and the server that was opened
-last may live elsewhere.
+same versions and positions, or in the stream. A worker looks. Of a Redis that went back behind an epoch, as by two
+restarts from one snapshot, nothing of the kind can be told: it looks like an old primary that comes back, and the
+server that was opened last may live elsewhere.
 
 **No number is issued twice.** A new epoch is above all that row, meta and stream name. Where meta and stream are gone
 only the row is left, and its Postgres may have gone back as well: a client may remember an epoch of the next number,

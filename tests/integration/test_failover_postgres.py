@@ -104,9 +104,10 @@ def test_a_postgres_that_was_restored_to_before_two_restarts_is_overtaken_by_wha
     unflushed = shard.put(a, "runs/44", 1)
     backup.put_back()
     assert (shard.row().epoch, shard.row().flushed, shard.meta(a)["epoch"]) == (1, 2, "3")
+    held = shard.keys.state(KEY), shard.keys.state("runs/43"), shard.keys.changes(0)
     if redis == "has forgotten it":
-        for key in (KEY, "runs/43"):
-            shard.raw(a).rename(shard.keys.state(key), f"evicted-{key}")
+        for name in held:
+            shard.raw(a).rename(name, f"evicted-{name}")
     elif redis == "holds another":
         shard.sql("UPDATE change SET change_id = 'another' WHERE key = %s", "runs/43")
 
@@ -118,8 +119,8 @@ def test_a_postgres_that_was_restored_to_before_two_restarts_is_overtaken_by_wha
         assert "Postgres says epoch 1 of" in refused.value.detail
     if redis == "holds another":
         return
-    for key in (KEY, "runs/43") if redis == "has forgotten it" else ():
-        shard.raw(a).rename(f"evicted-{key}", shard.keys.state(key))
+    for name in held if redis == "has forgotten it" else ():
+        shard.raw(a).rename(f"evicted-{name}", name)
     (opened,) = shard.open(a, "worker")
 
     assert [epoch for epoch, _ in shard.epochs()] == [1, 4]

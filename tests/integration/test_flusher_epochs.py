@@ -115,6 +115,7 @@ async def test_a_postgres_of_before_two_restarts_of_redis_needs_nobody(
         agents.commit((f"{group}/{number}", "kept"))
     await flush(worker)
     redis_raw.unlink(*(keys.state(f"{group}/{number}") for number in range(1, 40)))
+    redis_raw.xtrim(keys.changes(0), maxlen=0, approximate=False)
     psql.execute("UPDATE shard SET replid = 'of then'")
     for shard in range(4):
         redis_raw.hset(keys.meta(shard), "epoch", 3)

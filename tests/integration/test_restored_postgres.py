@@ -154,6 +154,30 @@ def test_what_was_written_on_a_backup_that_was_restored_by_mistake_is_set_aside_
     shard.check(a)
 
 
+def test_what_the_stream_still_holds_tells_that_redis_continues_what_was_restored(
+    tiers: Servers, shard: World, tmp_path: Path
+) -> None:
+    """The states remember their last six changes, and have been written oftener since."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, 0)
+    shard.flush(a)
+    backup = Backup(tiers, tmp_path)
+    for _ in range(2):
+        a.restart()
+        shard.open(a)
+    newest = [shard.put(a, KEY, number) for number in range(1, 9)][-1]
+    shard.flush(a)
+    backup.put_back()
+
+    (opened,) = shard.open(a)
+
+    assert opened.conflicts == 0
+    assert shard.flush(a) == 8
+    assert shard.client(a).wait_durable(newest) == newest
+    shard.check(a)
+
+
 def test_agents_go_on_where_nothing_tells_whether_redis_continues_what_was_restored(
     tiers: Servers, shard: World, tmp_path: Path
 ) -> None:

@@ -202,10 +202,14 @@ def test_what_both_hold_tells_whether_a_data_set_continues_what_postgres_has(
     version: int, ids: list[str], holds: bool | None
 ) -> None:
     newest = [HeldChange("runs/1", 3, "c", 5, 30), HeldChange("runs/2", 1, "z", 5, 29)]
-    assert continues(newest, {"runs/1": (version, ids)}) is bool(holds)
-    assert continues(newest, {"runs/1": (version, ids), "runs/2": (1, ["z@5-29"])}) is (holds is not False)
-    assert continues(newest, {"runs/1": (version, ids), "runs/2": (1, ["y@5-29"])}) is False
-    assert continues(newest, {}) is False
+    recent = {"runs/1": (version, ids)}
+    assert continues(newest, recent, {}) is bool(holds)
+    assert continues(newest, recent | {"runs/2": (1, ["z@5-29"])}, {}) is (holds is not False)
+    assert continues(newest, recent | {"runs/2": (1, ["y@5-29"])}, {}) is False
+    assert continues(newest, recent, {(5, 29): "z"}) is (holds is not False)
+    assert continues(newest, recent, {(5, 29): "y"}) is False
+    assert continues(newest, {}, {}) is False
+    assert continues(newest, {}, {(5, 30): "c"}) is True
 
 
 @pytest.mark.parametrize(

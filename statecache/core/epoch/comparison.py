@@ -94,7 +94,26 @@ async def continued(
         for key, reply in zip(names, replies, strict=True)
         if isinstance(reply, list) and None not in reply and reply[0].isdigit()
     }
-    return {shard for shard, some in newest.items() if continues(some, recent) or not (some or flushed[shard])}
+    held = await _standing(link, keys, newest, seconds=seconds)
+    return {
+        shard for shard, some in newest.items() if continues(some, recent, held[shard]) or not (some or flushed[shard])
+    }
+
+
+async def _standing(
+    link: Link, keys: KeySpace, newest: Mapping[int, Sequence[HeldChange]], *, seconds: float
+) -> dict[int, dict[tuple[int, int], str]]:
+    """Return which change_ids the streams still hold at the epochs and positions of these changes, by shard."""
+    asked = [(shard, one) for shard, some in newest.items() for one in some]
+    ids = [f"{one.epoch}-{one.n}" for _, one in asked]
+    replies = await link.run(
+        [("XRANGE", keys.changes(shard), at, at) for (shard, _), at in zip(asked, ids, strict=True)], seconds=seconds
+    )
+    held: dict[int, dict[tuple[int, int], str]] = {shard: {} for shard in newest}
+    for (shard, one), reply in zip(asked, replies, strict=True):
+        for _, fields in reply if isinstance(reply, list) else ():
+            held[shard][one.epoch, one.n] = salvaged(fields)[0]
+    return held
 
 
 def _columns(shard: int, entries: Sequence[_Entry]) -> dict[str, Any]:
