@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import NamedTuple
 
 import pytest
@@ -102,12 +103,36 @@ def no_item(cache: StateCache) -> Given:
     )
 
 
+def renewal(cache: StateCache) -> Given:
+    """Return the reading of an item that lasts anew then."""
+    store = StateCacheStore(cache)
+    return Given(
+        lambda: store.aput(("users",), "1", {"v": 0}, ttl=60.0), lambda: store.aget(("users",), "1"),
+        lambda: _written(cache),
+    )  # fmt: skip
+
+
+def renewals(cache: StateCache) -> Given:
+    """Return the search for items that last anew then."""
+    return renewal(cache)._replace(given_up=lambda: StateCacheStore(cache).asearch(("users",)))
+
+
+async def _written(cache: StateCache) -> int:
+    """Return how often an item has been written."""
+    state = await asyncio.to_thread(cache.get, "langgraph-store/users/1", read="primary")
+    assert state is not None
+    return state.version
+
+
 async def _value(store: StateCacheStore) -> object:
     found = await store.aget(("users",), "1")
     return None if found is None else found.value
 
 
-@pytest.mark.parametrize("made", [put, delete, message, thread, writes, item, no_item], ids=lambda made: made.__name__)
+MADE = [put, delete, message, thread, writes, item, no_item, renewal, renewals]
+
+
+@pytest.mark.parametrize("made", MADE, ids=lambda made: made.__name__)
 async def test_nothing_is_written_once_it_is_told_that_it_was_given_up(
     made: Callable[[StateCache], Given], settings: Settings, proxy: FaultProxy
 ) -> None:
@@ -131,3 +156,31 @@ async def test_nothing_is_written_once_it_is_told_that_it_was_given_up(
         thaw.cancel()
         await asyncio.to_thread(executor.shutdown)
         assert await near_one.read() == told
+
+
+@pytest.mark.parametrize("made", MADE, ids=lambda made: made.__name__)
+async def test_who_gives_up_what_no_thread_has_begun_waits_for_no_thread(
+    made: Callable[[StateCache], Given], settings: Settings
+) -> None:
+    loop, free = asyncio.get_running_loop(), Event()
+    with StateCache(settings=settings) as cache:
+        one = made(cache)
+        await one.before()
+        before = await one.read()
+        executor = ThreadPoolExecutor(1)
+        loop.set_default_executor(executor)
+        taken = loop.run_in_executor(None, free.wait)
+        try:
+            task = asyncio.ensure_future(one.given_up())
+            for _ in range(TURNS):
+                await pause()
+            task.cancel()
+            for _ in range(TURNS):
+                await pause()
+            assert task.cancelled()
+        finally:
+            free.set()
+        await taken
+        loop.set_default_executor(ThreadPoolExecutor(4))
+        await asyncio.to_thread(executor.shutdown)
+        assert await one.read() == before

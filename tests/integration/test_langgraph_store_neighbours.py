@@ -18,7 +18,7 @@ from statecache.adapters.langgraph.store.names import item_name
 from statecache.adapters.plans import call
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flushing
-from tests.support.langgraph_items import Letters
+from tests.support.langgraph_items import Letters, Waiting
 
 ADA = ("users", "ada")
 MIB = 1024 * 1024
@@ -37,20 +37,6 @@ class Refusing(Letters):
         if self.everything or any("forbidden" in text for text in texts):
             raise RuntimeError("the provider refuses this")
         return found
-
-
-class Waiting(Letters):
-    """A maker of vectors that begins, and waits until it may end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun, self.go = asyncio.Event(), asyncio.Event()
-
-    async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Return the vectors, once."""
-        self.begun.set()
-        await self.go.wait()
-        return self.embed_documents(texts)
 
 
 def indexed(cache: AsyncStateCache, letters: Letters) -> StateCacheStore:

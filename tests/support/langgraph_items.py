@@ -65,6 +65,27 @@ class Letters(Embeddings):
         return [float(counted[at]) for at in range(self.dims)]
 
 
+class Waiting(Letters):
+    """A maker of vectors that begins, and waits until it may end; `queries` counts those that have begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go = asyncio.Event(), asyncio.Event()
+        self.queries = 0
+
+    async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Return the vectors, once."""
+        self.begun.set()
+        await self.go.wait()
+        return self.embed_documents(texts)
+
+    async def aembed_query(self, text: str) -> list[float]:
+        """Return the vector, once."""
+        self.queries += 1
+        await self.go.wait()
+        return self.embed_query(text)
+
+
 async def keys(store: BaseStore, *prefix: str, **more: Any) -> list[str]:
     """Return the keys of the items that a search finds."""
     return [found.key for found in await store.asearch(prefix, **more)]

@@ -6,15 +6,18 @@ import asyncio
 import math
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
+from functools import partial
+from operator import eq
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from langgraph.store.base import PutOp
 
 from statecache import LimitExceeded, UsageError
-from statecache.adapters.langgraph.batching import Batch, Queue
+from statecache.adapters.langgraph.batching import Again, Batch, Queue, ask
 from statecache.adapters.langgraph.store.documents import document
 from statecache.adapters.langgraph.store.filters import Wanted, refuse_negative
 from statecache.adapters.langgraph.store.items import Put, last_of_each
@@ -241,6 +244,92 @@ async def test_who_gives_up_a_call_before_it_is_written_leaves_it_out() -> None:
         await given_up
     gate.set()
     assert (await other, written) == ([2], [2])
+
+
+async def test_a_batch_that_nobody_waits_for_any_more_is_cancelled_and_the_next_one_begins() -> None:
+    batches, ended = list[list[int]](), asyncio.Event()
+
+    async def carry_out(batch: Batch[int, int]) -> Sequence[int | Exception]:
+        batches.append(calls := batch.wanted())
+        if 1 in calls:
+            try:
+                await asyncio.Future[None]()
+            finally:
+                ended.set()
+        return calls
+
+    queue: Queue[int, int] = Queue(carry_out, batch_max=2, in_flight_max=1)
+    one, two, three = (asyncio.create_task(queue.ask([number])) for number in (1, 2, 3))
+    for given_up in (one, two):
+        await turns()
+        assert (batches, ended.is_set()) == ([[1, 2]], False)
+        given_up.cancel()
+    await turns()
+    assert (batches, ended.is_set(), three.done()) == ([[1, 2], [3]], True, True)
+    assert await three == [3]
+    for given_up in (one, two):
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+
+
+async def test_a_call_that_is_to_be_carried_out_again_goes_before_those_that_wait() -> None:
+    batches: list[list[int]] = []
+
+    async def carry_out(batch: Batch[int, int]) -> Sequence[int | Exception]:
+        batches.append(calls := batch.wanted())
+        return [Again() if len(calls) > at + 1 else call for at, call in enumerate(calls)]
+
+    queue: Queue[int, int] = Queue(carry_out, batch_max=3, in_flight_max=1)
+    assert await asyncio.gather(*(queue.ask([number]) for number in range(5))) == [[number] for number in range(5)]
+    assert batches == [[0, 1, 2], [0, 1, 3], [0, 1, 4], [0, 1], [0]]
+    assert queue.is_idle
+
+
+async def test_a_cancelled_scope_of_anyio_waits_at_rest_for_what_several_queues_write() -> None:
+    """Such a scope cancels again and again whoever does not end, and with it the tasks that it waits for."""
+    gate, scopes = asyncio.Event(), list[anyio.CancelScope]()
+
+    async def carry_out(batch: Batch[int, int]) -> Sequence[int | Exception]:
+        calls = batch.begin_to_write()
+        await gate.wait()
+        return calls
+
+    async def work() -> None:
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            await ask({Queue(carry_out, batch_max=2, in_flight_max=1): [number] for number in range(3)})
+
+    task = asyncio.create_task(work())
+    await turns()
+    scopes[0].cancel()
+    await turns()
+    await turns()
+    assert (task.done(), task.cancelling()) == (False, 1)
+    gate.set()
+    await task
+    assert scopes[0].cancelled_caught
+
+
+async def test_it_is_told_when_no_call_that_is_meant_is_left() -> None:
+    gates = {number: asyncio.Event() for number in range(3)}
+
+    async def carry_out(batch: Batch[int, int]) -> Sequence[int | Exception]:
+        calls = batch.begin_to_write()
+        await gates[calls[0]].wait()
+        return calls
+
+    queue: Queue[int, int] = Queue(carry_out, batch_max=1, in_flight_max=1)
+    await queue.until_none(bool)
+    asked = [asyncio.create_task(queue.ask([number])) for number in range(3)]
+    await turns()
+    asked[0].cancel()  # which writes, and is waited for
+    waiting = [asyncio.create_task(queue.until_none(partial(eq, at))) for at in range(4)]
+    for number in range(3):
+        await turns()
+        assert [one.done() for one in waiting] == [at < number or at == 3 for at in range(4)]
+        gates[number].set()
+    await asyncio.gather(*waiting)
+    assert [one.result() for one in asked[1:]] == [[1], [2]]
 
 
 async def turns() -> None:

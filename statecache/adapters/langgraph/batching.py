@@ -3,7 +3,8 @@
 A queue begins a batch as soon as there is anything, unless as many are in flight as it may have; so calls that come
 meanwhile are the next batch, thousands of them in a few exchanges, and no call waits for more than those before it.
 Every call gets an answer or an error of its own. One that is no longer waited for is left out, until the batch begins
-to write: from then on who is cancelled waits for its end, so that nothing of the call is written later.
+to write: from then on who is cancelled waits for its end, so that nothing of the call is written later. A batch that
+does not write is cancelled once nobody waits for any of its calls.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from statecache import StateCacheError
 from statecache.adapters.given_up import until_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 
 A = TypeVar("A")
 R = TypeVar("R")
+
+
+class Again(Exception):
+    """The answer to a call that is to be carried out once more, before those that wait; no caller is told it."""
 
 
 class Batch(Generic[A, R]):
@@ -30,13 +35,26 @@ class Batch(Generic[A, R]):
         self._calls = calls
         self.writes = False
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody waits for one of its calls."""
+        return not all(future.done() for _, future in self._calls)
+
+    @property
+    def left(self) -> list[A]:
+        """The calls that are carried out: all that it writes, or else those that somebody waits for."""
+        return [call for call, future in self._calls if self.writes or not future.done()]
+
     def wanted(self) -> list[A]:
         """Leave out the calls that nobody waits for any more, and return the others: these are to be answered."""
         self._calls = [(call, future) for call, future in self._calls if not future.done()]
         return [call for call, _ in self._calls]
 
     def begin_to_write(self) -> list[A]:
-        """Do what `wanted` does; who is cancelled from now on waits until the batch has ended."""
+        """Do what `wanted` does; who is cancelled from now on waits until the batch has ended.
+
+        It may be called in the thread that writes: whoever asks whether the batch writes has given up before.
+        """
         self.writes = True
         return self.wanted()
 
@@ -44,15 +62,20 @@ class Batch(Generic[A, R]):
         """Return whether one of its calls waits for one of these."""
         return any(future in futures for _, future in self._calls)
 
-    def answer(self, answers: Sequence[R | Exception]) -> None:
-        """Answer who still waits."""
-        for (_, future), answer in zip(self._calls, answers, strict=True):
+    def answer(self, answers: Sequence[R | Exception]) -> list[tuple[A, asyncio.Future[R]]]:
+        """Answer who still waits, and return the calls that are to be carried out again, which it no longer holds."""
+        again: list[tuple[A, asyncio.Future[R]]] = []
+        for (call, future), answer in zip(self._calls, answers, strict=True):
             if future.done():
                 continue
-            if isinstance(answer, Exception):  # to each one of its own, where that can be
+            if isinstance(answer, Again):
+                again.append((call, future))
+            elif isinstance(answer, Exception):  # to each one of its own, where that can be
                 future.set_exception(copy(answer) if isinstance(answer, StateCacheError) else answer)
             else:
                 future.set_result(answer)
+        self._calls = [one for one in self._calls if one[1].done()]
+        return again
 
     def fail(self, error: Exception) -> None:
         """Answer who still waits with an error."""
@@ -83,26 +106,38 @@ class Queue(Generic[A, R]):
 
     async def ask(self, calls: Sequence[A]) -> list[R]:
         """Return the answers to these calls once all have been carried out, or raise the first error."""
-        if not calls:
-            return []
+        return await ask({self: calls})
+
+    async def until_none(self, is_meant: Callable[[A], bool]) -> None:
+        """Wait until no call that is meant waits or is being carried out."""
+        while any(is_meant(call) for call in self._left()):
+            if not self._in_flight:
+                self._begin()
+            await asyncio.wait([*self._in_flight], return_when=asyncio.FIRST_COMPLETED)
+
+    def take(self, calls: Sequence[A]) -> list[asyncio.Future[R]]:
+        """Have these calls wait for their batch, and return what their answers come to."""
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[R]] = [loop.create_future() for _ in calls]
         self._waiting.extend(zip(calls, futures, strict=True))
-        if not self._is_woken:  # once all who are about to ask have done so
+        if calls and not self._is_woken:  # once all who are about to ask have done so
             self._is_woken = True
             loop.call_soon(self._begin)
-        try:
-            if len(futures) == 1:
-                return [await futures[0]]
-            answers = await asyncio.gather(*futures, return_exceptions=True)
-        except asyncio.CancelledError:
-            mine = {*futures}
-            await until_ended([task for task, one in self._in_flight.items() if one.writes and one.holds(mine)])
-            raise
-        for one in answers:
-            if isinstance(one, BaseException):
-                raise one
-        return answers  # type: ignore[return-value]
+        return futures
+
+    def give_up(self, futures: Collection[asyncio.Future[R]]) -> list[asyncio.Task[None]]:
+        """Cancel the batches that nobody waits for any more, and return those that write calls of these futures."""
+        mine = [(task, batch) for task, batch in self._in_flight.items() if batch.holds(futures)]
+        for task, batch in mine:
+            if not (batch.writes or batch.is_wanted):
+                task.cancel()
+        return [task for task, batch in mine if batch.writes]
+
+    def _left(self) -> Iterator[A]:
+        """Yield the calls that are being carried out, and those that wait."""
+        for batch in self._in_flight.values():
+            yield from batch.left
+        yield from (call for call, future in self._waiting if not future.done())
 
     def _begin(self) -> None:
         self._is_woken = False
@@ -126,8 +161,28 @@ class Queue(Generic[A, R]):
     async def _carried_out(self, batch: Batch[A, R]) -> None:
         """Carry out a batch; whatever happens, nobody is left waiting."""
         try:
-            batch.answer(await self._carry_out(batch))
+            self._waiting.extendleft(reversed(batch.answer(await self._carry_out(batch))))
         except Exception as error:  # whatever it is, it is raised to those who wait
             batch.fail(error)
         finally:
             batch.end()
+
+
+async def ask(asked: Mapping[Queue[A, R], Sequence[A]]) -> list[R]:
+    """Return the answers of queues to calls once all have been carried out, or raise the first error.
+
+    One task waits for all of them: a scope of anyio shields it alone, and cancels others at every turn.
+    """
+    futures = [future for queue, calls in asked.items() for future in queue.take(calls)]
+    try:
+        if len(futures) == 1:
+            return [await futures[0]]
+        answers = await asyncio.gather(*futures, return_exceptions=True)
+    except asyncio.CancelledError:
+        mine = {*futures}
+        await until_ended([task for queue in asked for task in queue.give_up(mine)])
+        raise
+    for one in answers:
+        if isinstance(one, BaseException):
+            raise one
+    return answers  # type: ignore[return-value]

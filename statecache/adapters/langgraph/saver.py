@@ -26,7 +26,7 @@ from statecache.adapters.plans import Listing, Plan
 from statecache.adapters.segments import refuse_parted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.base import (
@@ -246,25 +246,29 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
         self, place: Place, checkpoint_id: str, batch: Batch[_TaskWrites, None]
     ) -> Sequence[Exception | None]:
         """Put what the tasks of a batch have written."""
-        return await self._put_together(place, checkpoint_id, batch.begin_to_write())
+        return await self._put_together(place, checkpoint_id, batch.begin_to_write)
 
     async def _put_together(
-        self, place: Place, checkpoint_id: str, calls: Sequence[_TaskWrites]
+        self, place: Place, checkpoint_id: str, begin_to_write: Callable[[], Sequence[_TaskWrites]]
     ) -> Sequence[Exception | None]:
         """Put what tasks have written; where that is refused, what each has by itself."""
+        calls: list[_TaskWrites] = []
         tasks: dict[str, Sequence[Document]] = {}
-        for task_id, documents in calls:
-            tasks[task_id] = merged(tasks.get(task_id, ()), documents) or tasks.get(task_id, [])
-        if not tasks:
-            return []
+
+        def put() -> Plan[None]:
+            calls.extend(begin_to_write())
+            for task_id, documents in calls:
+                tasks[task_id] = merged(tasks.get(task_id, ()), documents) or tasks.get(task_id, [])
+            yield from writing.put_writes(place, checkpoint_id, tasks, self._recent)
+
         try:
-            await self._clients.arun(writing.put_writes(place, checkpoint_id, tasks, self._recent))
+            await self._clients.arun(put())
         except (Unavailable, OutcomeUnknown):
             raise
         except StateCacheError:
             if len(tasks) == 1:
                 raise
-            alone = [self._put_together(place, checkpoint_id, [one]) for one in calls]
+            alone = [self._put_together(place, checkpoint_id, partial(list, [one])) for one in calls]
             found = await asyncio.gather(*alone, return_exceptions=True)
             return [one if isinstance(one, Exception) else None for one in found]
         return [None] * len(calls)

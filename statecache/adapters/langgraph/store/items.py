@@ -101,9 +101,16 @@ class Get:
         self.name, self.renews = item_name(asked.namespace, asked.key), asked.refresh_ttl
 
 
-def get_items(asked: Sequence[Get], read: ReadMode) -> Plan[list[Item | StateCacheError | None]]:
-    """Return for each that is asked for the item, or None, or what hindered it from lasting anew."""
-    found = yield from _found([*dict.fromkeys(one.name for one in asked)], read)
+def get_items(
+    asked: Sequence[Get], read: ReadMode, begin_to_write: Callable[[], Sequence[Get]] | None = None
+) -> Plan[list[Item | StateCacheError | None]]:
+    """Return for each that is asked for the item, or None, or what hindered it from lasting anew.
+
+    `begin_to_write`, called once they have been read, returns those that still are: only these last anew.
+    """
+    found = yield from _found([one.name for one in asked], read)
+    if begin_to_write is not None:
+        asked = begin_to_write()
     strange = _foreign(found)
     renewing = {one.name for one in asked if one.renews and one.name not in strange}
     hindered = yield from renew(state for name, state in found.items() if state is not None and name in renewing)
@@ -116,8 +123,9 @@ def get_items(asked: Sequence[Get], read: ReadMode) -> Plan[list[Item | StateCac
     ]
 
 
-def _found(names: Sequence[str], read: ReadMode) -> Plan[dict[str, State[Document] | None]]:
+def _found(asked: Iterable[str], read: ReadMode) -> Plan[dict[str, State[Document] | None]]:
     found: dict[str, State[Document] | None] = {}
+    names = [*dict.fromkeys(asked)]
     for at in range(0, len(names), _NAMES_PER_READ):
         found |= yield from call("get_many", names[at : at + _NAMES_PER_READ], read=read)
     return found
@@ -139,10 +147,17 @@ def _own(state: State[Document] | None, *, again: bool) -> Item | None:
     return given
 
 
-def put_items(puts: Sequence[Put]) -> Plan[list[StateCacheError | None]]:
-    """Put items, each once, and return for each what hindered it, or None."""
+def put_items(
+    puts: Sequence[Put], begin_to_write: Callable[[], Sequence[Put]] | None = None
+) -> Plan[list[StateCacheError | None]]:
+    """Put items, each once, and return for each what hindered it, or None.
+
+    `begin_to_write`, called once what is there has been read, returns those of them that are to be put, each item once.
+    """
     groups: dict[str, list[Put]] = {}
     known = yield from _found([one.name for one in puts], "local")
+    if begin_to_write is not None:
+        puts = begin_to_write()
     hindered = _foreign(known)
     for one in puts:
         if one.name in hindered:

@@ -27,7 +27,7 @@ from statecache.adapters.langgraph.store.vectors import has_vectors, has_zeros
 from statecache.adapters.plans import DOCUMENT, Plan, call
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from langgraph.store.base import SearchItem, SearchOp
 
@@ -75,12 +75,17 @@ class Search:
         return {**self.range.options(), "where": self.wanted.where, "type": DOCUMENT}
 
 
-def search_items(search: Search, vector: Sequence[float] | None) -> Plan[list[SearchItem]]:
-    """Return a page of the items that are meant: the nearest to a vector, or without one the newest."""
+def search_items(
+    search: Search, vector: Sequence[float] | None, begin_to_write: Callable[[], object] = lambda: True
+) -> Plan[list[SearchItem]]:
+    """Return a page of the items that are meant: the nearest to a vector, or without one the newest.
+
+    They last anew where `begin_to_write`, called once they have been found, returns what is true.
+    """
     if search.limit == 0:
         return []
     page = yield from _newest(search) if vector is None else _nearest(search, vector)
-    if search.refresh_ttl:
+    if search.refresh_ttl and begin_to_write():
         for error in (yield from renew(state for state, _ in page)).values():
             raise error
     return [search_item(state, score) for state, score in page]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, Self
-from zlib import crc32
 
 from langgraph.store.base import (
     BaseStore,
@@ -24,15 +23,16 @@ from statecache import AsyncStateCache, Settings, StateCache, StateCacheError
 from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.langgraph.batching import Batch, Queue
 from statecache.adapters.langgraph.store.items import Get, Put, get_items, last_of_each, put_items
-from statecache.adapters.langgraph.store.names import group, group_of
+from statecache.adapters.langgraph.store.names import group
 from statecache.adapters.langgraph.store.namespaces import list_namespaces
+from statecache.adapters.langgraph.store.putting import Putting, take_vectors, texts_of
 from statecache.adapters.langgraph.store.searching import Search, search_items
 from statecache.adapters.langgraph.store.vectors import Index
 from statecache.adapters.plans import Plan
 from statecache.adapters.segments import refuse_parted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from langchain_core.embeddings import Embeddings
 
@@ -40,13 +40,7 @@ if TYPE_CHECKING:
 
 _GETS_PER_BATCH = 500
 _GETTING_MAX = 2
-_PUTS_PER_BATCH = 5000
-"""As many that those of a few hundred namespaces, mixed, are still few commits."""
 _LOOKING_MAX = 8
-_EMBEDDED_ALONE = 8
-"""Of how many puts the texts are embedded at once, each put's by themselves, where those of all were refused."""
-_PUTTING_QUEUES = 4
-"""Puts of one namespace wait in one queue, so they are carried out in the order in which they were asked for."""
 
 
 class StateCacheStore(OnClients, BaseStore):
@@ -132,13 +126,13 @@ class StateCacheStore(OnClients, BaseStore):
             _raise_first(found)
             results |= zip(asked.gets, found, strict=True)
         for at, one in asked.looks.items():
-            query = one.asked.query if isinstance(one, _Sought) else None
+            query = _query_of(one)
             vector = self._index.embed_query(query) if query and self._index is not None else None
             results[at] = self._clients.run(_looked(one, vector))
         if asked.puts:
             puts = last_of_each(asked.puts.values())
-            if self._index is not None and (texts := _texts(puts)):
-                _take(puts, texts, self._index.embed(texts))
+            if self._index is not None and (texts := texts_of(puts)):
+                take_vectors(puts, texts, self._index.embed(texts))
             _raise_first(self._clients.run(put_items(puts)))
         return [results.get(at) for at in range(asked.count)]
 
@@ -149,9 +143,9 @@ class StateCacheStore(OnClients, BaseStore):
         if asked.gets:
             results |= zip(asked.gets, await queues.gets.ask([*asked.gets.values()]), strict=True)
         if asked.looks:
-            results |= zip(asked.looks, await queues.looks.ask([*asked.looks.values()]), strict=True)
+            results |= zip(asked.looks, await queues.look([*asked.looks.values()]), strict=True)
         if asked.puts:
-            await queues.put([*asked.puts.values()])
+            await queues.puts.put([*asked.puts.values()])
         return [results.get(at) for at in range(asked.count)]
 
     def _queues_of_loop(self) -> _Queues:
@@ -172,12 +166,16 @@ class _Sought:
         self.asked, self.search = asked, Search(asked)
 
 
+_Look = _Sought | ListNamespacesOp
+_Vector = list[float]
+
+
 class _Asked:
     """Operations by their places, checked: what gets items, what looks for items or namespaces, and what puts."""
 
     def __init__(self, ops: Iterable[Op], index: Index | None) -> None:
         self.gets: dict[int, Get] = {}
-        self.looks: dict[int, _Sought | ListNamespacesOp] = {}
+        self.looks: dict[int, _Look] = {}
         self.puts: dict[int, Put] = {}
         self.count = 0
         for at, op in enumerate(ops):
@@ -196,95 +194,36 @@ class _Asked:
 
 
 class _Queues:
-    """What one event loop asks of a store."""
+    """What one event loop asks of a store; who asks for no vectors waits for none."""
 
     def __init__(self, clients: Clients, read: ReadMode, index: Index | None) -> None:
         self._clients, self._read, self._index = clients, read, index
         self.gets: Queue[Get, Item | None] = Queue(self._get, batch_max=_GETS_PER_BATCH, in_flight_max=_GETTING_MAX)
-        self.looks: Queue[_Sought | ListNamespacesOp, Any] = Queue(self._look, batch_max=1, in_flight_max=_LOOKING_MAX)
-        self._puts: list[Queue[Put, None]] = [
-            Queue(self._put, batch_max=_PUTS_PER_BATCH, in_flight_max=1) for _ in range(_PUTTING_QUEUES)
-        ]
-
-    async def put(self, puts: Sequence[Put]) -> None:
-        """Put items, and raise the first error once all have been tried."""
-        parts: dict[int, list[Put]] = {}
-        for one in puts:
-            parts.setdefault(crc32(group_of(one.name).encode()) % _PUTTING_QUEUES, []).append(one)
-        if len(parts) == 1:
-            ((at, part),) = parts.items()
-            await self._puts[at].ask(part)
-            return
-        answers = await asyncio.gather(
-            *(self._puts[at].ask(part) for at, part in parts.items()), return_exceptions=True
+        self.puts = Putting(clients, index)
+        self._looks: Queue[tuple[_Look, _Vector | None], Any] = Queue(
+            self._look, batch_max=1, in_flight_max=_LOOKING_MAX
         )
-        _raise_first(answers)
+        self._vectors: Queue[str, _Vector] = Queue(self._embed, batch_max=1, in_flight_max=_LOOKING_MAX)
+
+    async def look(self, asked: Sequence[_Look]) -> list[Any]:
+        """Return what each finds, once all queries have their vectors."""
+        queries = [None if self._index is None else _query_of(one) for one in asked]
+        texts = [*dict.fromkeys(query for query in queries if query)]
+        vectors = dict(zip(texts, await self._vectors.ask(texts), strict=True))
+        found = [vectors[query] if query else None for query in queries]
+        return await self._looks.ask([*zip(asked, found, strict=True)])
 
     async def _get(self, batch: Batch[Get, Item | None]) -> list[Item | StateCacheError | None]:
-        return await self._clients.arun(get_items(batch.wanted(), self._read))
+        return await self._clients.arun(get_items(batch.wanted(), self._read, batch.begin_to_write))
 
-    async def _look(self, batch: Batch[_Sought | ListNamespacesOp, Any]) -> list[Any]:
-        found: list[Any] = []
-        for one in batch.wanted():
-            query = one.asked.query if isinstance(one, _Sought) else None
-            vector = await self._index.aembed_query(query) if query and self._index is not None else None
-            found.append(await self._clients.arun(_looked(one, vector)))
-        return found
+    async def _look(self, batch: Batch[tuple[_Look, _Vector | None], Any]) -> list[Any]:
+        looks = batch.wanted()
+        found = [await self._clients.arun(_looked(*look, batch.begin_to_write)) for look in looks]
+        return found if batch.wanted() else []
 
-    async def _put(self, batch: Batch[Put, None]) -> list[Any]:
-        """Carry out the last put of each item that is still waited for once there are vectors of all."""
-        asked = batch.wanted()
-        while True:
-            puts, hindered = await self._with_vectors(asked)
-            if (wanted := batch.wanted()) == asked:
-                break
-            asked = wanted
-        batch.begin_to_write()
-        answers = await self._clients.arun(put_items(puts)) if puts else []
-        by_name = {one.name: error for one, error in zip(puts, answers, strict=True)}
-        return [hindered.get(one) or by_name[one.name] for one in asked]
-
-    async def _with_vectors(self, asked: list[Put]) -> tuple[list[Put], dict[Put, Any]]:
-        """Return the last put of each item, or the last but one where there are no vectors to be had of that.
-
-        Of those that stay without vectors, and of what is put over by none, it returns what is in the way.
-        """
-        hindered, puts = dict[Put, Any](), last_of_each(asked)
-        failed = await self._embed([one for one in puts if one.lacks_vectors])
-        if failed:
-            before = last_of_each(one for one in asked if one not in failed)
-            failed_again = await self._embed([one for one in before if one.lacks_vectors and one not in puts])
-            names = {one.name: error for one, error in failed_again.items()}
-            hindered = failed | {one: names[one.name] for one in asked if one.name in names and one not in failed}
-            puts = [one for one in before if one not in hindered]
-        return puts, hindered
-
-    async def _embed(self, puts: Sequence[Put]) -> dict[Put, Exception]:
-        """Make the vectors of puts, and return what hindered some of them.
-
-        Where the texts of all are refused, those of each are tried by themselves; where the first few all fail, it is
-        not the texts, and the others fail with them.
-        """
-        if self._index is None or not puts:
-            return {}
-        try:
-            _take(puts, (texts := _texts(puts)), await self._index.aembed(texts))
-        except Exception as error:  # whatever it is, it is raised to those who wait
-            if len(puts) == 1:
-                return {puts[0]: error}
-            first, rest = puts[:_EMBEDDED_ALONE], puts[_EMBEDDED_ALONE:]
-            hindered = await self._embed_each(first)
-            more = dict.fromkeys(rest, error)
-            return hindered | (more if len(hindered) == len(first) else await self._embed_each(rest))
-        return {}
-
-    async def _embed_each(self, puts: Sequence[Put]) -> dict[Put, Exception]:
-        hindered: dict[Put, Exception] = {}
-        for at in range(0, len(puts), _EMBEDDED_ALONE):
-            some = [self._embed([one]) for one in puts[at : at + _EMBEDDED_ALONE]]
-            for found in await asyncio.gather(*some):
-                hindered |= found
-        return hindered
+    async def _embed(self, batch: Batch[str, _Vector]) -> list[_Vector]:
+        assert self._index is not None
+        return [await self._index.aembed_query(text) for text in batch.wanted()]
 
 
 def _raise_first(answers: Iterable[Any]) -> None:
@@ -293,16 +232,11 @@ def _raise_first(answers: Iterable[Any]) -> None:
             raise answer
 
 
-def _looked(one: _Sought | ListNamespacesOp, vector: Sequence[float] | None) -> Plan[Any]:
-    return search_items(one.search, vector) if isinstance(one, _Sought) else list_namespaces(one)
+def _query_of(one: _Look) -> str | None:
+    return one.asked.query if isinstance(one, _Sought) else None
 
 
-def _texts(puts: Iterable[Put]) -> list[str]:
-    """Return the texts to be embedded, each once."""
-    return [*dict.fromkeys(text for one in puts for text in one.texts.values())]
-
-
-def _take(puts: Iterable[Put], texts: Sequence[str], vectors: Sequence[Sequence[float]]) -> None:
-    by_text = dict(zip(texts, vectors, strict=True))
-    for one in puts:
-        one.take(by_text)
+def _looked(one: _Look, vector: _Vector | None, begin_to_write: Callable[[], object] = lambda: True) -> Plan[Any]:
+    if isinstance(one, _Sought):
+        return search_items(one.search, vector, begin_to_write)
+    return list_namespaces(one)

@@ -6,8 +6,10 @@ its nearest vector.
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from base64 import b64decode, b64encode
+from contextlib import contextmanager
 from sys import byteorder
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from langgraph.store.base import ensure_embeddings, get_text_at_path, tokenize_p
 from statecache import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from langgraph.store.base import IndexConfig, PutOp
 
@@ -38,19 +40,27 @@ class Index:
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Return the vectors of texts, checked."""
-        return self._checked(texts, self.embeddings.embed_documents([*texts]))
+        with _own_errors():
+            vectors = self.embeddings.embed_documents([*texts])
+        return self._checked(texts, vectors)
 
     async def aembed(self, texts: Sequence[str]) -> list[list[float]]:
         """Do what `embed` does."""
-        return self._checked(texts, await self.embeddings.aembed_documents([*texts]))
+        with _own_errors(asyncio.current_task()):
+            vectors = await self.embeddings.aembed_documents([*texts])
+        return self._checked(texts, vectors)
 
     def embed_query(self, text: str) -> list[float]:
         """Return the vector of a query, checked."""
-        return self._checked([text], [self.embeddings.embed_query(text)])[0]
+        with _own_errors():
+            vector = self.embeddings.embed_query(text)
+        return self._checked([text], [vector])[0]
 
     async def aembed_query(self, text: str) -> list[float]:
         """Do what `embed_query` does."""
-        return self._checked([text], [await self.embeddings.aembed_query(text)])[0]
+        with _own_errors(asyncio.current_task()):
+            vector = await self.embeddings.aembed_query(text)
+        return self._checked([text], [vector])[0]
 
     def texts_of(self, put: PutOp) -> dict[str, str]:
         """Return the texts of an item that are embedded, by path; a number follows where a path leads to several."""
@@ -69,6 +79,17 @@ class Index:
             if len(one) != self._dims:
                 raise UsageError(f"`embed` made a vector of {len(one)} dimensions, and `dims` is {self._dims}")
         return [[*map(float, one)] for one in vectors]
+
+
+@contextmanager
+def _own_errors(task: asyncio.Task[Any] | None = None) -> Iterator[None]:
+    """Raise RuntimeError where the maker of vectors ends as cancelled, and nobody has cancelled the task that waits."""
+    try:
+        yield
+    except asyncio.CancelledError as cancelled:
+        if task is not None and task.cancelling():
+            raise
+        raise RuntimeError("`embed` raised CancelledError, and nobody had cancelled it") from cancelled
 
 
 def kept(vector: Sequence[float]) -> str:
