@@ -30,6 +30,7 @@ from statecache.call_notes import note
 from statecache.clock import monotonic
 from statecache.core.arguments import checked_position, checked_state, refuse_no_function, refuse_no_names
 from statecache.core.commit.durable import NOWHERE, PASSED
+from statecache.core.commit.proofs import prove
 from statecache.core.lock.lease_view import LeaseView
 from statecache.core.view import checked_change_id, checked_reason, checked_text
 from statecache.errors import LeaseLost, Lost, UsageError, VersionConflict
@@ -153,6 +154,13 @@ class AsyncVerbs(
                 raise Lost(state.key, state.change_id, position=state.position, epoch=ended)
             position = again
         return state
+
+    async def _prove(self, *names: str, below: Sequence[str] = (), timeout: float | None = None) -> None:
+        """Return once what these names are, and what is below prefixes, gone or there, is as durable as a write is.
+
+        It is for adapters that find that what they are asked for was done before. Raises what `prove` does.
+        """
+        await prove(self._view, names, below, self._view.end_of(timeout))
 
     async def outcome(
         self, change_id: str, name: str, *, position: Position | None = None, timeout: float | None = None

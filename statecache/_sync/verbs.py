@@ -33,6 +33,7 @@ from statecache.clock import monotonic
 from statecache.concurrency import entered, run
 from statecache.core.arguments import checked_position, checked_state, refuse_no_function, refuse_no_names
 from statecache.core.commit.durable import NOWHERE, PASSED
+from statecache.core.commit.proofs import prove
 from statecache.core.lock.lease_view import LeaseView
 from statecache.core.view import checked_change_id, checked_reason, checked_text
 from statecache.errors import LeaseLost, Lost, UsageError, VersionConflict
@@ -156,6 +157,13 @@ class Verbs(
                 raise Lost(state.key, state.change_id, position=state.position, epoch=ended)
             position = again
         return state
+
+    def _prove(self, *names: str, below: Sequence[str] = (), timeout: float | None = None) -> None:
+        """Return once what these names are, and what is below prefixes, gone or there, is as durable as a write is.
+
+        It is for adapters that find that what they are asked for was done before. Raises what `prove` does.
+        """
+        run(prove(self._view, names, below, self._view.end_of(timeout)))
 
     def outcome(
         self, change_id: str, name: str, *, position: Position | None = None, timeout: float | None = None

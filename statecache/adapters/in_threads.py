@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from statecache import Namespace
 
 T = TypeVar("T")
-_READING = frozenset({"get", "get_at", "get_many", "history", "list", "outcome", "wait_durable"})
+_READING = frozenset({"get", "get_at", "get_many", "history", "list", "outcome", "wait_durable", "_prove"})
 
 
 class GivenUp(Exception):

@@ -78,6 +78,15 @@ def call(verb: str, *arguments: Any, **options: Any) -> Plan[Any]:
     return (yield Call(verb, arguments, options))
 
 
+def proven(*names: str, below: Sequence[str] = ()) -> Plan[None]:
+    """Wait until what was found is as durable as a write has to be: what names, and prefixes, are, be it there or gone.
+
+    It is for who finds that what he is asked for was done before: that alone does not say how durable it is. Raises
+    what a write raises that is applied, and not known to be as durable as it has to be.
+    """
+    yield from call("_prove", *names, below=below)
+
+
 def together(plans: Sequence[Plan[None]]) -> Plan[list[StateCacheError | None]]:
     """Have all plans carried out, and return for each what it raised, or None."""
     return (yield Together(plans)) if plans else []

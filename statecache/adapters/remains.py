@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 
 from statecache import PostgresUnavailable
-from statecache.adapters.plans import Plan, call
+from statecache.adapters.plans import Plan, call, proven
 
 _page = re.compile("(?:[0-9a-f]+/)?[0-9]{6,}").fullmatch
 
@@ -28,7 +28,11 @@ def remains(below: str) -> Plan[list[str]]:
 
 
 def delete_remains(head: str, below: str, reason: str) -> Plan[None]:
-    """Delete the pages below a head that is gone, which no later head names: one that is there by now keeps its own."""
+    """Delete the pages below a head that is gone, which no later head names: one that is there by now keeps its own.
+
+    Then wait until all that is gone is as durable as a write has to be: who deleted it may not have learnt that.
+    """
     names = yield from remains(below)
     if names and (yield from call("get", head, read="primary")) is None:
         yield from call("delete_many", names, reason=reason)
+    yield from proven(head, below=[below])

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, PrivateAttr
 from statecache import CodecError, Set, Settings, StateCache, UsageError
 from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.items import given, kept
-from statecache.adapters.plans import call
+from statecache.adapters.plans import Plan, call, proven
 from statecache.adapters.segments import refuse_nul, refuse_parted, segment
 
 if TYPE_CHECKING:
@@ -120,13 +120,19 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
 
     def clear_pending_feedback(self, flow_uuid: str) -> None:
         """Forget what a flow waited for; where it waited for nothing, do nothing."""
-        self._clients.run(call("delete", f"{flow_name(flow_uuid)}/pending", reason="resumed"))
+        self._clients.run(_cleared(f"{flow_name(flow_uuid)}/pending"))
 
     def __copy__(self) -> Self:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return self
+
+
+def _cleared(name: str) -> Plan[None]:
+    """Delete what a flow waited for, or wait until its delete is as durable as a write has to be."""
+    if (yield from call("delete", name, reason="resumed")) is None:
+        yield from proven(name)
 
 
 def flow_name(flow_uuid: object) -> str:

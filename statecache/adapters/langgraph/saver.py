@@ -13,7 +13,15 @@ from langgraph.checkpoint.base import (
     get_serializable_checkpoint_metadata,
 )
 
-from statecache import AsyncStateCache, OutcomeUnknown, Settings, StateCache, StateCacheError, Unavailable
+from statecache import (
+    AsyncStateCache,
+    DurabilityNotMet,
+    OutcomeUnknown,
+    Settings,
+    StateCache,
+    StateCacheError,
+    Unavailable,
+)
 from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.langgraph import deltas, listing, putting, reading, threads, writing
 from statecache.adapters.langgraph.batching import Batch, Queue
@@ -178,11 +186,11 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete all of a thread. Its named checkpoints and what it once held stay: `erase` of its group ends that."""
-        self._clients.run(threads.delete_thread(Place(thread_id).thread))
+        self._clients.run(threads.delete_thread(Place(thread_id)))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Do what `delete_thread` does."""
-        await self._clients.arun(threads.delete_thread(Place(thread_id).thread))
+        await self._clients.arun(threads.delete_thread(Place(thread_id)))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints that these runs have put, with their pending writes."""
@@ -263,7 +271,7 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
 
         try:
             await self._clients.arun(put())
-        except (Unavailable, OutcomeUnknown):
+        except (Unavailable, OutcomeUnknown, DurabilityNotMet):
             raise
         except StateCacheError:
             if len(tasks) == 1:
@@ -314,5 +322,5 @@ def _pruned(thread_ids: Sequence[str], strategy: str, recent: Recent) -> Plan[No
     if strategy not in STRATEGIES:
         raise ValueError(f"the strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
     for thread_id in _sequence(thread_ids, "thread_ids"):
-        thread = Place(thread_id).thread
-        yield from threads.delete_thread(thread) if strategy == "delete" else threads.keep_latest(thread, recent)
+        place = Place(thread_id)
+        yield from threads.delete_thread(place) if strategy == "delete" else threads.keep_latest(place, recent)

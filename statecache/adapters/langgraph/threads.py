@@ -23,7 +23,7 @@ from statecache.adapters.langgraph.reading import document_of, latest, writes_of
 from statecache.adapters.langgraph.recent import Recent
 from statecache.adapters.langgraph.values import Packed
 from statecache.adapters.langgraph.writing import put_writes
-from statecache.adapters.plans import Declined, Plan, call
+from statecache.adapters.plans import Declined, Plan, call, proven
 
 PRUNE = "prune"
 """The reason of what thinning out writes: an import tells it by that from what agents write."""
@@ -31,10 +31,13 @@ _STATES_PER_COMMIT = 250
 _MOVED = (VersionConflict, NotFound)
 
 
-def delete_thread(thread: str) -> Plan[None]:
-    """Delete all states of a thread, which is given as its segment, but what the library keeps beside them."""
+def delete_thread(place: Place) -> Plan[None]:
+    """Delete all states of a thread, in all its namespaces, but what the library keeps beside them."""
+    thread = place.thread
     for attempt in range(ATTEMPTS_MAX):
         states = yield from own_states(f"{thread}/", values=False)
+        if not states:
+            return (yield from _proven(place))
         deletes = {name_of(state.key): Delete(name_of(state.key), expected=state) for state in states}
         heads = [name for name in deletes if name.startswith(f"{thread}/head/")]
         first = [deletes.pop(name) for name in heads]
@@ -45,6 +48,14 @@ def delete_thread(thread: str) -> Plan[None]:
                 raise
         else:
             return
+
+
+def _proven(place: Place) -> Plan[None]:
+    """Wait until what was done to a thread before is as durable as a write has to be: who finds it done writes nothing.
+
+    It is for what deletes or copies, called again after an error that left open how durable it is.
+    """
+    yield from proven(place.head, below=[f"{place.thread}/"])
 
 
 def _in_commits(steps: Sequence[Any]) -> Plan[None]:
@@ -63,6 +74,7 @@ def delete_for_runs(run_ids: Iterable[str]) -> Plan[None]:
         state = yield from call("get", f"{stem}/{next(iter(segments))}", read="primary")
         if state is not None:
             yield from drop(place_of(own(state)), segments)
+    yield from proven(below=[""])  # what an earlier call has deleted is not found, whatever thread it is of
 
 
 def drop(place: Place, doomed: set[str]) -> Plan[None]:
@@ -101,24 +113,24 @@ def _newest(names: Iterable[str]) -> Plan[str | None]:
     return None
 
 
-def keep_latest(thread: str, recent: Recent) -> Plan[None]:
+def keep_latest(place: Place, recent: Recent) -> Plan[None]:
     """Delete all checkpoints of a thread but the latest of each namespace, and those that its delta channels need.
 
     A delta channel has no value of its own in most checkpoints: it is made of a snapshot in one of the ancestors and of
     the writes since. So these ancestors stay.
     """
-    heads = yield from own_states(f"{thread}/head/")
-    for head in heads:
-        place = place_of(own(head))
-        document = yield from latest(place, recent)
+    heads = yield from own_states(f"{place.thread}/head/")
+    for at in map(place_of, map(own, heads)):
+        document = yield from latest(at, recent)
         if document is None:
             continue
-        chain = yield from _needed(place, document)
+        chain = yield from _needed(at, document)
         kept = {checkpoint_segment(one["checkpoint_id"]) for one in chain}
         newest = checkpoint_segment(document["checkpoint_id"])
-        states = yield from own_states(place.checkpoints, after=place.checkpoints + newest, values=False)
-        yield from drop(place, {segment_of(state.key) for state in states} - kept)
-        yield from _cut(place, chain[-1])
+        states = yield from own_states(at.checkpoints, after=at.checkpoints + newest, values=False)
+        yield from drop(at, {segment_of(state.key) for state in states} - kept)
+        yield from _cut(at, chain[-1])
+    yield from _proven(place)
 
 
 def _needed(place: Place, document: Document) -> Plan[list[Document]]:
@@ -158,6 +170,7 @@ def copy_thread(source: str, target_id: str, recent: Recent) -> Plan[None]:
         state = yield from call("get", name, read="primary")
         if state is not None and holds_checkpoint(state.value):
             yield from _copy(own(state), target_id, recent)
+    yield from _proven(Place(target_id))
 
 
 def _copy(document: Document, target_id: str, recent: Recent) -> Plan[None]:

@@ -8,12 +8,13 @@ end at one moment too.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache import Delete, NotFound, Set, VersionConflict
+from statecache import Delete, DurabilityNotMet, NotFound, Set, VersionConflict
 from statecache.adapters.langgraph.documents import (
     WRITES_BYTES_MAX,
     WRITING_TASKS_MAX,
@@ -26,7 +27,7 @@ from statecache.adapters.langgraph.documents import (
 from statecache.adapters.langgraph.own_states import own_states
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX
 from statecache.adapters.langgraph.values import PIECE_BYTES_MAX, refuse_oversized
-from statecache.adapters.plans import Declined, Plan, call, together
+from statecache.adapters.plans import Declined, Plan, call, proven, together
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ _TEXT_MAX = PIECE_BYTES_MAX * 4 // 3
 """How long the base64 of a piece is at most."""
 _STATES_PER_COMMIT = 200
 """Of how many states one commit is that holds the writes of several tasks."""
-_UNCHANGED, _ELSEWHERE, _ABSENT = "unchanged", "elsewhere", "absent"
+_UNCHANGED, _ELSEWHERE, _ABSENT, _FULL = "unchanged", "elsewhere", "absent", "full"
 """Why nothing is written to a checkpoint's state."""
 
 
@@ -54,26 +55,33 @@ def put_writes(place: Place, checkpoint_id: str, tasks: Mapping[str, Sequence[Do
     if few and (yield from _put_over_latest(place, checkpoint_id, writes, recent)):
         return
     for attempt in range(ATTEMPTS_MAX):
-        change = partial(_added, writes=writes) if few else _closed
         try:
-            made: State[Any] = yield from call("update", name, change, default=dict)
-        except Declined as declined:
-            if declined.args[0] == _UNCHANGED:
+            if few:
+                yield from call("update", name, partial(_added, writes=writes), default=dict)
                 return
-            if declined.args[0] == _ELSEWHERE:
-                break
-            try:
-                yield from _begin(place, checkpoint_id, writes if few else [])
-            except VersionConflict:  # somebody else has begun it meanwhile
-                if attempt == ATTEMPTS_MAX - 1:
-                    raise
-            else:
-                if few:
-                    return
-        else:
-            if not made.value["writes_elsewhere"]:
-                return
+            with suppress(DurabilityNotMet):  # copies are counted of the writes, which come behind it
+                yield from call("update", name, _closed, default=dict)
             break
+        except Declined as declined:
+            why = declined.args[0]
+        if why == _UNCHANGED:
+            return (yield from proven(name))
+        if why == _ELSEWHERE:
+            break
+        if why == _FULL:
+            few = False
+            continue
+        try:
+            yield from _begin(place, checkpoint_id, writes if few else [])
+        except VersionConflict:  # somebody else has begun it meanwhile
+            if attempt == ATTEMPTS_MAX - 1:
+                raise
+        except DurabilityNotMet:
+            if few:
+                raise
+        else:
+            if few:
+                return
     yield from _put_elsewhere(place, checkpoint_id, tasks)
 
 
@@ -88,7 +96,7 @@ def _put_over_latest(place: Place, checkpoint_id: str, writes: Sequence[Document
     except (Declined, VersionConflict):  # what is there decides
         return False
     recent.put(place, latest._replace(checkpoint=made))
-    return not made.value["writes_elsewhere"]
+    return True
 
 
 def _begin(place: Place, checkpoint_id: str, writes: Sequence[Document]) -> Plan[None]:
@@ -101,9 +109,9 @@ def _begin(place: Place, checkpoint_id: str, writes: Sequence[Document]) -> Plan
 
 
 def _added(document: Document, writes: Sequence[Document]) -> Document:
-    """Return a checkpoint's state with the writes in it, or closed where they have no room in it.
+    """Return a checkpoint's state with the writes in it.
 
-    Declines where there is none, where it is closed, and where it has them.
+    Declines where there is none, where it is closed, where it has them, and where they have no room in it.
     """
     if not document:
         raise Declined(_ABSENT)
@@ -113,7 +121,7 @@ def _added(document: Document, writes: Sequence[Document]) -> Document:
     if both is None:
         raise Declined(_UNCHANGED)
     if len({one["task_id"] for one in both}) > WRITING_TASKS_MAX or _size(both) > WRITES_BYTES_MAX:
-        return _closed(document)
+        raise Declined(_FULL)
     return document | {"writes": both}
 
 
@@ -128,17 +136,20 @@ def _closed(document: Document) -> Document:
 
 def _put_elsewhere(place: Place, checkpoint_id: str, tasks: Mapping[str, Sequence[Document]]) -> Plan[None]:
     """Write what tasks have written into states of their own, of several tasks in one commit if they are new."""
-    alone = list[str]()
+    alone, lacking = list[str](), list[DurabilityNotMet]()
     for some in _shared(place, checkpoint_id, tasks):
         if len(some) > 1:
             try:
                 yield from call("commit", [one for sets in some.values() for one in sets])
                 continue
+            except DurabilityNotMet as error:  # which is applied; the others are to be
+                lacking.append(error)
+                continue
             except VersionConflict:  # something of one of them is there
                 pass
         alone += some
     plans = [_put_task_elsewhere(place, checkpoint_id, task_id, tasks[task_id]) for task_id in alone]
-    for failed in (yield from together(plans)):
+    for failed in [*(yield from together(plans)), *lacking]:
         if failed is not None:
             raise failed
 
@@ -181,7 +192,7 @@ def _put_task_elsewhere(place: Place, checkpoint_id: str, task_id: str, writes: 
             found = {stem + state.key.rpartition("/")[2]: state for state in states}
         both = merged(gathered(state.value for state in found.values()), writes)
         if both is None:
-            return
+            return (yield from proven(*found))
         sets = _sets(place, checkpoint_id, task_id, both, found)
         names = {one.name for one in sets}
         left = [Delete(name, expected=state) for name, state in found.items() if name not in names]

@@ -13,7 +13,7 @@ from llama_index.core.storage.kvstore.types import DEFAULT_BATCH_SIZE, DEFAULT_C
 from statecache import CodecError, Set, Settings
 from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.items import given, kept
-from statecache.adapters.plans import Plan, call
+from statecache.adapters.plans import Plan, call, proven
 from statecache.adapters.segments import refuse_nul, refuse_parted, segment
 
 if TYPE_CHECKING:
@@ -178,7 +178,11 @@ def _get_all(collection: str) -> Plan[dict[str, dict[str, Any]]]:
 
 
 def _delete(key: str, collection: str) -> Plan[bool]:
-    return (yield from call("delete", _name(key, collection))) is not None
+    name = _name(key, collection)
+    deleted = (yield from call("delete", name)) is not None
+    if not deleted:
+        yield from proven(name)
+    return deleted
 
 
 def _told(state: State[Any]) -> tuple[str, dict[str, Any]]:

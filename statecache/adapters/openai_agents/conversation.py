@@ -25,7 +25,7 @@ from statecache import (
 from statecache.adapters.applied import is_applied
 from statecache.adapters.openai_agents.pages import CLEARED_PAGES_MAX, Last, Place, added, cleared, popped
 from statecache.adapters.pages import ATTEMPTS_MAX, Found, read_pages
-from statecache.adapters.plans import arun
+from statecache.adapters.plans import arun, proven
 from statecache.adapters.remains import remains
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Conversation:
             raise
         if found.head is None:
             await self._delete_surplus(await self._remains())
+            await arun(self._view, proven(self._place.head, below=[self._place.pages]))
         else:
             await self._delete_surplus(range(CLEARED_PAGES_MAX + 1, found.known.pages + 1))
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from statecache.clock import monotonic
-from statecache.core.history.checkpointing import stands
+from statecache.core.commit.proofs import stands
 from statecache.core.history.reader import Point
 from statecache.core.history.repeats import Asked, made_before
 from statecache.core.history.restoring import applied_again, is_over, refuse_ended, write_of

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache.clock import monotonic
-from statecache.core.commit.durable import HELD, NOWHERE
+from statecache.core.commit.durable import NOWHERE
+from statecache.core.commit.proofs import stands
 from statecache.core.history.checkpoints import checkpoint_of, stored_in
 from statecache.core.history.made_by import made_by
 from statecache.core.history.reader import Point
@@ -33,7 +34,6 @@ from statecache.core.read.listed import Listed
 from statecache.errors import (
     AlreadyExists,
     ChangeIdReused,
-    Lost,
     NotFound,
     StateCacheError,
     UsageError,
@@ -262,15 +262,6 @@ async def _take_back(view: View[Any], target: str, change_id: str) -> None:
         terms = Terms.of(view, durability="memory", actor="", reason="what it names is gone", timeout=_LEAVE_S)
         write = Write(key=target, op="delete", expected=change_id, ttl_ms=view.ttl_ms)
         await committed(view, [write], terms, terms.reason)
-
-
-async def stands(view: View[Any], key: str, change_id: str, position: Position | None, end: float) -> None:
-    """Return once Postgres holds a change; raise Forked, Quarantined or Lost where it never will."""
-    runtime = view.runtime
-    shard, place = runtime.keys.shard(key), position or NOWHERE
-    ended = await runtime.durable.wait(shard, place, change_id, [key], end=end)
-    if ended != HELD:
-        raise Lost(key, change_id, position=position, epoch=max(ended, place.epoch))
 
 
 async def rename(view: View[Any], key: str, label: str, to: str, terms: Terms) -> Checkpoint:

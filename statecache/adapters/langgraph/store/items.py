@@ -42,7 +42,7 @@ from statecache.adapters.langgraph.store.documents import (
 )
 from statecache.adapters.langgraph.store.names import group_of, item_name
 from statecache.adapters.langgraph.store.vectors import kept
-from statecache.adapters.plans import Plan, call, together
+from statecache.adapters.plans import Plan, call, proven, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -198,11 +198,13 @@ def _commit(puts: Sequence[Put], known: Mapping[str, State[Document] | None]) ->
             refuse_foreign(state for state in found.values() if state is not None)
         blind = attempt == _ATTEMPTS_MAX - 1
         try:
-            yield from call("commit", [_write(one, found, blind=blind) for one in puts])
+            made = yield from call("commit", [_write(one, found, blind=blind) for one in puts])
         except (VersionConflict, NotFound):
             if blind:
                 raise
         else:
+            if all(state is None for state in made):  # all of it was deleted before
+                yield from proven(*(one.name for one in puts))
             return
 
 
