@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,39 @@ async def test_who_knows_the_new_primary_writes_to_no_old_one(shard: World, what
             assert lock.token > token
 
 
-async def test_where_both_tiers_were_put_back_a_client_that_knows_more_goes_on(shard: World) -> None:
+async def test_connections_that_stand_on_the_old_primary_are_left_by_who_knows_the_new_one(
+    shard: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody ends them, and the address leads elsewhere; one comes back to the pool once the new one has been found."""
+    a, b = parted(shard, KEY)
+    async with (
+        FaultProxy("127.0.0.1", a.port) as network,
+        AsyncStateCache(settings=through(shard.on(a), redis=network)) as agent,
+    ):
+        await asyncio.gather(*(agent.get(f"runs/5{number}", read="primary") for number in range(8)))
+        opener, pool = agent._runtime.opener, agent._runtime.redis.pool
+        lent, found = [await pool.take(1)], opener.open
+
+        async def found_and_given_back(shard: int, *, end: float) -> None:
+            await found(shard, end=end)
+            while lent:
+                pool.give(lent.pop())
+
+        monkeypatch.setattr(opener, "open", found_and_given_back)
+        network.retarget("127.0.0.1", b.port)
+        shard.open(b, "client")
+        met, before = int(shard.meta(b)["epoch"]), shard.entries(a)
+        opener.epochs.note(0, met)
+        written = [await agent.set(KEY, number) for number in range(20)]
+        async with agent.lock(KEY, timeout=5) as lock:
+            assert lock.token.epoch >= met
+        assert min(state.epoch for state in written) >= met
+        assert shard.entries(a) == before
+        assert not lent
+
+
+@pytest.mark.parametrize("first", ["set", "fenced"])
+async def test_where_both_tiers_were_put_back_a_client_that_knows_more_goes_on(shard: World, first: str) -> None:
     """The primary and Postgres agree on the older epoch: nobody is elsewhere."""
     a = shard.start("a")
     shard.open(a)
@@ -87,6 +120,10 @@ async def test_where_both_tiers_were_put_back_a_client_that_knows_more_goes_on(s
         shard.sql("UPDATE shard SET epoch = %s, replid = %s", row.epoch, shard.replid(a))
         raw.unlink(shard.keys.changes(0))
         raw.hset(shard.keys.meta(0), "epoch", older["epoch"])
+        if first == "fenced":
+            found = await agent.get(KEY, read="fenced", timeout=5)
+            assert found is not None
+            assert found.value == 2
         assert (await agent.set("runs/43", 3)).epoch == row.epoch
 
 

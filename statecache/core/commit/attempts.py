@@ -203,6 +203,8 @@ class Attempts:
                 await link.close()
             elif reply[1] == b"FENCED":  # it may be another server by now, or another role of the same
                 link.support.clear()
+                if reply[5:] == [b"behind"]:  # it leads to an old primary, whatever the address does by now
+                    await link.close()
         elif isinstance(reply, NoScriptError):
             link.knows(self.script, False)
         elif isinstance(reply, Exception) and code_of(reply) in DEMOTED:

@@ -103,7 +103,8 @@ class Attempt:
                 break
         done = {one.shard for one in opened}
         refused |= {one.row.shard: _MEANWHILE for one in seen if one.row.shard not in done}
-        return AttemptResult(opened=opened, refused=refused)
+        epochs = {row.shard: row.epoch for row in rows} | {one.shard: one.epoch for one in opened}
+        return AttemptResult(opened=opened, refused=refused, epochs=epochs)
 
     async def _rows(self, shards: Sequence[int]) -> list[ShardRow]:
         rows = await self._calls.fetch("shards", {"shards": list(shards)})
@@ -328,12 +329,9 @@ class Attempt:
                 self._candidate.raised(server)
             for shard, epoch, start_n, flushed, entries, size, excepted in rows:
                 totals = Totals(entries, size)
-                raised.append(
-                    Raised(
-                        seen=group[shard], epoch=epoch, start_n=start_n, flushed=flushed, totals=totals,
-                        excepted=excepted,
-                    )
-                )  # fmt: skip
+                raised.append(Raised(
+                    seen=group[shard], epoch=epoch, start_n=start_n, flushed=flushed, totals=totals, excepted=excepted,
+                ))  # fmt: skip
         return raised
 
     async def _validate_and_open(self, raised: Sequence[Raised]) -> list[Opened]:

@@ -1,8 +1,8 @@
 """The newest epoch of each shard that a client has met: a server whose data set is of an older one is not the primary.
 
 An old primary that goes on by itself takes its own data set for open, and a proxy or a name may lead there once more.
-Whoever knows better does not write to it. Where an opener has compared that data set with Postgres, and both say that
-it is open, the newer epoch is gone: the whole deployment may have been put back.
+Whoever knows better does not write to it. What Postgres says of a shard that is open counts for more, also where it is
+less: the whole deployment may have been put back.
 """
 
 from __future__ import annotations
@@ -23,6 +23,6 @@ class MetEpochs:
         """Return the newest epoch of the shard that was met, or 0."""
         return self._newest.get(shard, 0)
 
-    def forget(self, shard: int) -> None:
-        """Forget what was met of a shard that is proven to be open."""
-        self._newest.pop(shard, None)
+    def prove(self, shard: int, epoch: int) -> None:
+        """Note the epoch in which the shard is open by what Postgres says too, whatever was met before."""
+        self._newest[shard] = epoch

@@ -70,12 +70,16 @@ class Opener:
             if self._times.get(shard, 0) == times:
                 await self._open(shard, end)
                 self._times[shard] = times + 1
-                self.epochs.forget(shard)
         finally:
             turn.release()
 
     async def _open(self, shard: int, end: float) -> None:
-        """Try until it is open; an attempt for which too little time was left raises what the one before met."""
+        """Try until it is open; an attempt for which too little time was left raises what the one before met.
+
+        Where the server that was asked is none of the lineage, a new connection is asked once more: the old one may
+        lead to an old primary, though the address does not any more.
+        """
+        renewed = False
         token, backoff = self._gate.new_token(), Backoff(0.01, 0.25)
         refused: dict[int, Refusal] = {}
         last_error: Exception | None = None
@@ -83,7 +87,8 @@ class Opener:
         while True:
             seconds = max(min(end - monotonic(), self._settings.timeout_s), 0.001)
             try:
-                refused = (await self._attempt(shard, token, seconds)).refused
+                outcome = await self._attempt(shard, token, seconds)
+                refused = outcome.refused
             except (PostgresUnavailable, psycopg.Error) as error:
                 await self._postgres.pool.drop_idle()
                 if last_error is None or monotonic() + LATE_S < end:  # one that the end cut off says nothing
@@ -105,8 +110,12 @@ class Opener:
                 last_error = error
             else:
                 if not refused:
+                    self.epochs.prove(shard, outcome.epochs[shard])
                     return
-                if not refused[shard].wait or backoff.outlasts(end):
+                if refused[shard].branch and not renewed:
+                    renewed = True
+                    await self._redis.pool.drop_idle(all_of_them=True)
+                elif not refused[shard].wait or backoff.outlasts(end):
                     self._gate.refuse(refused)
                 self._tell(refused, begun=begun, end=end)
             await self._redis.io.sleep(backoff.take())
@@ -125,6 +134,8 @@ class Opener:
             try:
                 work = partial(self._gate.attempt, link, session.connection, [shard], token=token, seconds=seconds)
                 outcome = await self._redis.io.severed(work, session.connection)
+                if any(one.branch for one in outcome.refused.values()):
+                    await link.close()
             finally:
                 self._redis.pool.give(link)
             whole = True

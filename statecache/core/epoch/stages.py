@@ -23,10 +23,14 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one attempt: the shards that it opened, and why others are still closed."""
+    """The result of one attempt: the shards that it opened, and why others are still closed.
+
+    `epochs` are those of the shards that are open.
+    """
 
     opened: list[Opened]
     refused: dict[int, Refusal]
+    epochs: dict[int, int] = {}
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):

@@ -97,8 +97,8 @@ class OneByOne:
         try:
             keys, arguments = self._spelled.call(verb, holding, link, attempt_s)
             reply = parts_of(await link.script(self._spelled.script, keys, arguments, seconds=attempt_s))
-            if reply[0] == b"LATE":
-                await link.close()  # the next one asks for the server's time anew
+            if reply[0] == b"LATE" or reply[1:] == [b"behind"]:
+                await link.close()  # the next one asks for the server's time anew, and leads to where the address does
         except RedisUnavailable:
             await self._redis.pool.drop_idle()
             raise

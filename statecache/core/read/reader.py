@@ -126,7 +126,7 @@ class Reader:
             return record, None
         if asking:
             if await self._is_current(record.key, found, end):
-                self._opener.epochs.forget(self._keys.shard(record.key))
+                self._opener.epochs.prove(self._keys.shard(record.key), found.epoch)
                 self._near.lowered(record.key, (record.epoch, record.version))
                 return record, None
             await self._redis.pool.drop_idle(all_of_them=True)
@@ -273,6 +273,8 @@ class Reader:
                 rows = await self._postgres.fetch("shards", {"shards": [self._keys.shard(key)]}, seconds=seconds)
                 record, epoch = found.record, found.epoch
                 current = bool(rows) and tuple(rows[0][1:3]) == (epoch, found.replid)
+                if current:
+                    self._opener.epochs.prove(self._keys.shard(key), epoch)
                 if current and self.is_believed(record, epoch) and record.version >= least:
                     return record
                 detail = f"the Redis that answers, in epoch {epoch}, is not the current one"

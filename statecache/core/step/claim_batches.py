@@ -51,8 +51,8 @@ class ClaimBatches:
             calls = [self._spelled.call(*requests[at].question, link, left) for at in asked]
             for at, reply in zip(asked, await self._replies(link, calls, left), strict=True):
                 answers[at] = reply if isinstance(reply, Exception) else _texts(reply)
-            if any(answer == ["LATE"] for answer in answers):
-                await link.close()  # the next one asks for the server's time anew
+            if any(answer in (["LATE"], ["FENCED", "behind"]) for answer in answers):
+                await link.close()  # the next one asks for the server's time anew, and leads to where the address does
         except RedisUnavailable:
             await self._redis.pool.drop_idle()
             raise

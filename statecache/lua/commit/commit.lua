@@ -17,7 +17,7 @@
 --   OK | DUP    position, updated_at, then per state: version, parent; then per modifier: encoding, schema, value
 --   MUTE        the same as DUP, but there was no memory to write: a WAIT behind it vouches for nothing
 --   LATE        this attempt was held up on its way, and whoever sent it has given it up
---   FENCED      meta.replid, server's replid, meta.epoch
+--   FENCED      meta.replid, server's replid, meta.epoch, and `behind` where its epoch is older than the writer knows
 --   MISSING     index of each state that is not in Redis
 --   UNSURE      this repeat may have been applied long ago: look it up; with a position it was, and that is all it knows
 --   REUSED      index of a state at which the change_id is another change's, applied at that version
@@ -60,7 +60,7 @@ if #fence > 3 then fence, replicas, known = string.match(fence, '^(%a+) (%d+) (%
 -- include lineage
 if role ~= 'master' then return redis.error_reply('READONLY this server is no primary') end
 if not epoch or replid ~= server or (known and epoch ~= known and (tonumber(epoch) or 0) < tonumber(known)) then
-  return { nonce, 'FENCED', replid or '', server, epoch or '' }
+  return { nonce, 'FENCED', replid or '', server, epoch or '', replid == server and 'behind' or '' }
 end
 
 -- Presence: every state is here, or its creator vouches that it is new, or it is proven to be. Not for a repeat: Redis

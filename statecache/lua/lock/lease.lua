@@ -15,7 +15,7 @@
 --   HELD      the same, and there is no place
 --   FULL      how many wait
 --   GONE      token and holder of whoever has it, or nothing: it is not the sender's
---   FENCED    this server is not the one that opened the shard's epoch
+--   FENCED    this server is not the one that opened the shard's epoch; or `behind`: the sender knows a later one
 --   LATE      this attempt was held up on its way, and whoever sent it has given it up, or was withdrawn
 --   FOREIGN   Redis key, reason
 -- A repeat of the same request answers as the first did. A lease whose deadline has passed is nobody's. Whenever this
@@ -51,7 +51,7 @@ if #fence > 3 then fence, known = match(fence, '^(%a+) (%d+)$') end
 -- include lineage
 if role ~= 'master' then return redis.error_reply('READONLY this server is no primary') end
 if not epoch or head[2] ~= server or (known and epoch ~= known and (tonumber(epoch) or 0) < tonumber(known)) then
-  return { 'FENCED' }
+  return { 'FENCED', head[2] == server and 'behind' or '' }
 end
 local entering = verb == 'take' or verb == 'queue'
 if entering and redis.acl_check_cmd and not redis.acl_check_cmd('SPUBLISH', events .. ':', '') then
