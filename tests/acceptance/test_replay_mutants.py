@@ -52,7 +52,7 @@ BREAKS = {
     ),
     "fence is gone": Break(
         {
-            "statecache/lua/commit/commit.lua": {"if not epoch or replid ~= server or (known": "if not epoch or (known"},
+            "statecache/lua/commit/commit.lua": {"if not epoch or replid ~= server or": "if not epoch or"},
             "statecache/lua/read/fenced_read.lua": {"if not open then\n": "if not epoch then\n"},
         },
         "redis",
