@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from statecache.commit_protocol.answers import Found
     from statecache.commit_protocol.commit import Commit
     from statecache.core.commit.durability_support import DurabilitySupport
-    from statecache.core.epoch.met import MetEpochs
+    from statecache.core.epoch.newest_epochs import NewestEpochs
     from statecache.core.redis.connection import Link
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
@@ -54,7 +54,7 @@ class Attempts:
     """Single attempts to run the commit script, by itself or within MULTI."""
 
     def __init__(
-        self, settings: Settings, keys: KeySpace, redis: RedisTier, support: DurabilitySupport, epochs: MetEpochs
+        self, settings: Settings, keys: KeySpace, redis: RedisTier, support: DurabilitySupport, epochs: NewestEpochs
     ) -> None:
         self._settings = settings
         self._epochs = epochs

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from statecache.core.commit.attempts import Attempts
     from statecache.core.commit.durability_support import DurabilitySupport
     from statecache.core.commit.durable import Durable
-    from statecache.core.epoch.met import MetEpochs
+    from statecache.core.epoch.newest_epochs import NewestEpochs
     from statecache.core.redis.connection import Link
     from statecache.core.redis.tier import RedisTier
     from statecache.core.redis.tracking import TrackedConnection
@@ -56,7 +56,7 @@ class Repeats:
         support: DurabilitySupport,
         tracked: TrackedConnection,
         in_flight: InFlight,
-        epochs: MetEpochs,
+        epochs: NewestEpochs,
     ) -> None:
         self._redis = redis
         self._attempts = attempts

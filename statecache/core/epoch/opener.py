@@ -21,7 +21,7 @@ from statecache._process import begins_anew_after_fork, mutex
 from statecache.backoff import LATE_S, Backoff
 from statecache.clock import monotonic
 from statecache.core.epoch.gate import AttemptResult, Gate
-from statecache.core.epoch.met import MetEpochs
+from statecache.core.epoch.newest_epochs import NewestEpochs
 from statecache.core.postgres.connection import brief
 from statecache.errors import PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache.redis_errors import FINAL
@@ -49,7 +49,7 @@ class Opener:
         self._keys = keys
         self._redis = redis
         self._postgres = postgres
-        self.epochs = MetEpochs()
+        self.epochs = NewestEpochs()
         self._told_at = -inf
         self.begin_anew(mutex())
         begins_anew_after_fork(self)

@@ -22,7 +22,7 @@ from statecache.rules.leases import COMING_S, PLACE_S, WAITERS_MAX, Holding, sho
 from statecache.settings import Settings, writer_of
 
 if TYPE_CHECKING:
-    from statecache.core.epoch.met import MetEpochs
+    from statecache.core.epoch.newest_epochs import NewestEpochs
     from statecache.core.epoch.opener import Opener
     from statecache.core.redis.connection import Link
     from statecache.core.redis.tier import RedisTier
@@ -51,7 +51,7 @@ class Answer(NamedTuple):
 class LeaseScript:
     """The lease script, and how a request is spelled for it."""
 
-    def __init__(self, settings: Settings, keys: KeySpace, epochs: MetEpochs) -> None:
+    def __init__(self, settings: Settings, keys: KeySpace, epochs: NewestEpochs) -> None:
         self.script = script("lease")
         self.epochs = epochs
         self._keys = keys

@@ -8,7 +8,7 @@ less: the whole deployment may have been put back.
 from __future__ import annotations
 
 
-class MetEpochs:
+class NewestEpochs:
     """The newest epochs of one client; tasks and threads may note them at once."""
 
     def __init__(self) -> None:
