@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
 from google.adk.errors import StaleSessionError
+from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.platform import time as platform_time
 from google.genai.types import Content, Part
 
 from statecache import AsyncStateCache, Settings
-from statecache.adapters.adk import StateCacheSessionService
+from statecache.adapters.adk import StateCacheSessionService, shared
 from statecache.adapters.adk.shared import IN_DOUBT_S_MAX
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, rows
@@ -102,6 +104,17 @@ async def test_who_appends_the_same_event_again_has_it_once(
     assert (await loaded(other)).state == found.state
 
 
+@contextmanager
+def a_day_later(seconds: float = 60) -> Iterator[None]:
+    """Have it be some seconds more than it takes until what is in doubt is given up."""
+    then = platform_time.get_time() + IN_DOUBT_S_MAX + seconds
+    platform_time.set_time_provider(lambda: then)
+    try:
+        yield
+    finally:
+        platform_time.reset_time_provider()
+
+
 @pytest.mark.parametrize(("number", "after"), EVERYWHERE)
 async def test_a_session_whose_creator_was_killed_is_there_as_a_whole_or_not_at_all(
     service: StateCacheSessionService, other: StateCacheSessionService, cache: AsyncStateCache,
@@ -118,7 +131,9 @@ async def test_a_session_whose_creator_was_killed_is_there_as_a_whole_or_not_at_
         assert await other.get_user_state(**WHOSE) == {}
         assert (await other.create_session(**ID, state={"user:n": 2})).state == {"user:n": 2}
         assert await other.get_user_state(**WHOSE) == {"n": 2}
-    await other.get_session(**ID)
+    with a_day_later():
+        found = await loaded(other)
+    assert found.state["user:n"] == (1 if (number, after) >= (COMMIT, True) else 2)
     assert await in_doubt(cache) == 0
 
 
@@ -220,6 +235,53 @@ async def test_what_was_prepared_first_and_appended_last_counts_last(
     assert await in_doubt(cache) == 0
 
 
+@pytest.mark.parametrize("deleted", [True, False])
+async def test_what_was_prepared_for_a_session_outlasts_another_one_of_its_id(
+    service: StateCacheSessionService, other: StateCacheSessionService, cache: AsyncStateCache,
+    monkeypatch: pytest.MonkeyPatch, deleted: bool,
+) -> None:  # fmt: skip
+    """Who looks at it while the other one is there cannot know that this will not be deleted in time."""
+    with monkeypatch.context() as patched:
+        stopped, go_on = stopping(patched, COMMIT, after=False)
+        creating = asyncio.create_task(service.create_session(**ID, state=CHANGES))
+        await stopped.wait()
+    await other.create_session(**ID)
+    assert (await loaded(other)).state == {}
+    if deleted:
+        await other.delete_session(**ID)
+    go_on.set()
+    if deleted:
+        assert (await creating).state == CHANGES
+    else:
+        with pytest.raises(AlreadyExistsError):
+            await creating
+    assert await seen(other) == ((CHANGES, CHANGES, {"n": 1}) if deleted else ({}, {}, {}))
+    assert await in_doubt(cache) == 0
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+async def test_who_reads_a_session_while_it_goes_on_has_what_it_was_created_with(
+    service: StateCacheSessionService, other: StateCacheSessionService, monkeypatch: pytest.MonkeyPatch, deleted: bool
+) -> None:
+    """The reader has read the shared states before what was prepared took effect there, and the session after it."""
+    with monkeypatch.context() as patched:
+        killing(patched, COMMIT, after=True)
+        with pytest.raises(Killed):
+            await service.create_session(**ID, state=CHANGES)
+    look = shared._verdicts
+
+    async def later(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        if deleted:
+            await service.delete_session(**ID)
+        else:
+            await service.append_event(await loaded(service), event("two"))
+        return await look(*arguments)
+
+    monkeypatch.setattr(shared, "_verdicts", later)
+    assert (await loaded(other)).state == CHANGES
+
+
 async def test_what_is_in_doubt_waits_for_its_session_and_is_given_up_after_a_day(
     service: StateCacheSessionService, other: StateCacheSessionService, cache: AsyncStateCache,
     monkeypatch: pytest.MonkeyPatch,
@@ -238,14 +300,10 @@ async def test_what_is_in_doubt_waits_for_its_session_and_is_given_up_after_a_da
         killing(patched, 1, after=False)
         with pytest.raises(Killed):
             await service.create_session(**WHOSE, session_id="43", state={"user:n": 3})
-    then = platform_time.get_time()
-    try:
-        for seconds, left in ((IN_DOUBT_S_MAX - 60, 1), (IN_DOUBT_S_MAX + 60, 0)):
-            platform_time.set_time_provider(lambda seconds=seconds: then + seconds)  # type: ignore[misc]
+    for seconds, left in ((-60, 1), (60, 0)):
+        with a_day_later(seconds):
             assert await other.get_user_state(**WHOSE) == {"n": 1}
             assert await in_doubt(cache) == left
-    finally:
-        platform_time.reset_time_provider()
 
 
 async def test_processes_that_change_what_they_share_lose_nothing(

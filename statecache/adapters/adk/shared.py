@@ -5,8 +5,9 @@
     resolve     what was prepared becomes part of the state, and goes
 
 Between these, and after a crash, a change is in doubt, and the session's head decides: of the revision that it waits
-for, it takes effect; still of the one before, it may do so yet, and stays; of any other, it never will, and goes. For
-the head names where its last event was prepared, and who appends the next resolves that first. What is prepared is
+for, it takes effect; still of the one before, it may do so yet, and stays; of any other, it never will, and goes. What
+was prepared to create a session stays though there is another one, which may be deleted before the session is created.
+The head names where its last event was prepared, and who appends the next resolves that first. What is prepared is
 resolved by comparing the state with the one that was read, so it takes effect once, whoever resolves it, and a process
 that was stopped in between finds it gone. Who resolves an event's change has those of other sessions that have theirs
 take effect before it: one that is told to be appended is written over by nothing that was there before it.
@@ -36,12 +37,14 @@ from statecache.adapters.items import given, kept
 from statecache.adapters.plans import Declined
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from statecache import AsyncNamespace, Durability, State
 
 _NOT_WRITTEN = (Backpressure, DurabilityNotMet, DurabilityRefused, LockHeld, OutcomeUnknown, Unavailable)
 """What a write ends with that may succeed later: what a reader has seen is as true without it."""
+Verdicts = dict[str, bool | None]
+"""Of what is prepared, by its revision: it takes effect, it never will, or it stays."""
 IN_DOUBT_S_MAX = 24 * 3600.0
 """After so long a change whose session never got its event is given up: its process was killed in between."""
 
@@ -88,7 +91,7 @@ async def withdraw(view: AsyncNamespace[Any], place: Place, revision: str, prepa
 
 
 async def _decided(
-    view: AsyncNamespace[Any], place: Place, verdicts: Mapping[str, bool], prepared: Sequence[Of],
+    view: AsyncNamespace[Any], place: Place, verdicts: Verdicts, prepared: Sequence[Of],
     level: Durability | None = None,
 ) -> None:  # fmt: skip
     """Carry verdicts out on the states of the app and of the user, side by side; raise the first error of both."""
@@ -99,9 +102,7 @@ async def _decided(
             raise error
 
 
-async def _decide_last(
-    view: AsyncNamespace[Any], name: str, verdicts: Mapping[str, bool], level: Durability | None
-) -> None:
+async def _decide_last(view: AsyncNamespace[Any], name: str, verdicts: Verdicts, level: Durability | None) -> None:
     """Carry verdicts out on a state, behind all that has to take effect there by now."""
     try:
         await _decide(view, name, verdicts, by_itself=True, level=level)
@@ -136,23 +137,28 @@ async def states_of(view: AsyncNamespace[Any], names: Sequence[str]) -> dict[str
     return found
 
 
-async def _verdicts(view: AsyncNamespace[Any], shared: Shared) -> dict[str, bool]:
-    """Return of what is prepared what takes effect, and what never will."""
+async def _verdicts(view: AsyncNamespace[Any], shared: Shared) -> Verdicts:
+    """Return of what is prepared what takes effect, what never will, and with None what was prepared for a creation.
+
+    That stays, if it is still there: it may have taken effect since the state was read.
+    """
     names = dict.fromkeys(change.session for change in shared.prepared.values())
     heads = await view.get_many(names, read="primary")
-    verdicts: dict[str, bool] = {}
+    verdicts: Verdicts = {}
     for revision, change in shared.prepared.items():
         head = heads[change.session]
         at = "" if head is None else read_head(head).revision
         if at == revision:
             verdicts[revision] = True
-        elif at != change.before or platform_time.get_time() > change.at + IN_DOUBT_S_MAX:
+        elif change.before not in ("", at) or platform_time.get_time() > change.at + IN_DOUBT_S_MAX:
             verdicts[revision] = False
+        elif not change.before:
+            verdicts[revision] = None
     return verdicts
 
 
 async def _decide(
-    view: AsyncNamespace[Any], name: str, verdicts: Mapping[str, bool], *, by_itself: bool = False,
+    view: AsyncNamespace[Any], name: str, verdicts: Verdicts, *, by_itself: bool = False,
     level: Durability | None = None,
 ) -> Shared | None:  # fmt: skip
     """Carry verdicts out on what is still prepared, in their order; return the state, or None where there is none.
@@ -162,7 +168,7 @@ async def _decide(
 
     def decided(data: Any) -> Any:
         shared = None if data is None else _shared(data, name)
-        if shared is None or not verdicts.keys() & shared.prepared.keys():
+        if shared is None or all(verdicts.get(revision) is None for revision in shared.prepared):
             raise Declined
         if by_itself and any(verdicts.values()) and not shared.prepared.keys() <= verdicts.keys():
             raise _Unlooked(shared)
@@ -176,13 +182,13 @@ async def _decide(
     return None if state is None or state.value is None else read_shared(state)
 
 
-def _carried_out(shared: Shared, verdicts: Mapping[str, bool]) -> Shared:
+def _carried_out(shared: Shared, verdicts: Verdicts) -> Shared:
     """Return a state with the verdicts carried out on what is prepared in it, in their order."""
     state = {**given(shared.state)}
     for revision, takes_effect in verdicts.items():
         if takes_effect and revision in shared.prepared:
             state |= given(shared.prepared[revision].state)
-    left = {revision: change for revision, change in shared.prepared.items() if revision not in verdicts}
+    left = {revision: change for revision, change in shared.prepared.items() if verdicts.get(revision) is None}
     return msgspec.structs.replace(shared, state=kept(state, 0, nul=False).data, prepared=left)
 
 
