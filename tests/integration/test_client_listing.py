@@ -17,6 +17,7 @@ from statecache import (
     Quarantined,
     Settings,
     State,
+    Unavailable,
     UsageError,
 )
 from statecache.core.read.listed import Order
@@ -219,6 +220,38 @@ async def test_what_a_postgres_lacks_that_went_back_is_listed_from_redis(
     for order in ("key", "newest"):
         found = {state.key: state.value async for state in other.list("runs/", order=order)}
         assert found == {"runs/1": "new", "runs/3": "later"}
+
+
+@pytest.mark.parametrize("order", ["key", "-key", "newest", "oldest"])
+@pytest.mark.parametrize("older", [False, True], ids=["same-epoch", "older-epoch"])
+async def test_a_postgres_that_went_back_behind_what_redis_let_go_is_not_listed(
+    client: AsyncStateCache, make_client: MakeClient, settings: Settings, worker: Worker,
+    psql: psycopg.Connection[Any], redis_raw: Any, keys: KeySpace, older: bool, order: Order,
+) -> None:  # fmt: skip
+    """It may be the server from before a failover, which no worker flushes into: then nothing mends it."""
+    await client.set("runs/1", "old")
+    await flush(worker)
+    backup = Backup(psql)
+    await client.set("runs/1", "new")
+    await client.set("later/1", 1)
+    await flush(worker)
+    backup.put_back()
+    if older:  # and it has flushed more than the epoch began with, of what that epoch lacks
+        psql.execute("UPDATE shard SET epoch = epoch - 1, flushed = flushed + 100")
+    other = make_client(settings)
+    assert [state.value async for state in other.list("runs/", order=order)] == ["new"]
+    assert await other.namespaces() == ["later", "runs"]
+    for shard in map(keys.shard, ("runs/1", "later/1")):
+        redis_raw.xtrim(keys.changes(shard), maxlen=0, approximate=False)
+        redis_raw.unlink(keys.unflushed(shard))
+    for what in ("runs/", "", None):
+        with pytest.raises(Unavailable) as told:
+            await (other.namespaces() if what is None else _keys(other.list(what, order=order if what else "key")))
+        assert (told.value.reason, "holds less than was flushed" in told.value.detail) == ("hydration", True)
+    assert (await other.get("runs/1")).value == "new"  # type: ignore[union-attr]
+    stale = make_client(settings.model_copy(update={"stale_reads": True}))
+    assert [state.value async for state in stale.list("runs/", order=order)] == ["old"]
+    assert await stale.namespaces() == ["runs"]
 
 
 @every_redis

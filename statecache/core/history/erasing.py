@@ -126,9 +126,9 @@ async def known_of(runtime: Runtime, subject: Subject, *, seconds: float) -> Kno
     Raises UsageError where quarantine holds some of it with others' changes.
     """
     shard = runtime.keys.shard(subject.key)
-    meta, unflushed = runtime.keys.meta(shard), runtime.keys.unflushed(shard)
+    meta, unflushed, changes = runtime.keys.meta(shard), runtime.keys.unflushed(shard), runtime.keys.changes(shard)
     try:
-        (dirty,), *_ = await runtime.redis.read_script("dirty", [meta, unflushed], [""], seconds=seconds)
+        (dirty,), *_ = await runtime.redis.read_script("dirty", [meta, unflushed, changes], [""], seconds=seconds)
     except ResponseError as error:
         raise refusal(error, unflushed) from error
     if isinstance(dirty, bytes):

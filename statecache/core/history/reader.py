@@ -28,8 +28,9 @@ from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.core.history.gaps import Gap, asked_of, gap_of, missing_of_row
 from statecache.core.history.hashes import proven_by_key, proven_until_damaged
-from statecache.core.history.tail import Tail, Watermark
+from statecache.core.history.tail import Tail
 from statecache.core.history.values import VersionAt
+from statecache.core.read.listed import Watermark
 from statecache.errors import RedisUnavailable
 from statecache.history_errors import HistoryIncomplete, VersionNotFound
 from statecache.keys import beyond_prefix, group_of

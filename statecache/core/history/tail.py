@@ -17,6 +17,7 @@ from statecache.redis_errors import refusal
 from statecache.rules.versions import Version, version_of_change
 
 if TYPE_CHECKING:
+    from statecache.core.read.listed import Watermark
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
     from statecache.settings import Settings
@@ -26,13 +27,6 @@ ENTRIES_MAX = 20_000
 BYTES_MAX = 64 * 1024 * 1024
 """How many bytes of a group's entries are read at most."""
 _PAGE, _PAGE_BYTES = 1000, 4 * 1024 * 1024
-
-
-class Watermark(NamedTuple):
-    """How far Postgres holds a shard."""
-
-    epoch: int
-    flushed: int
 
 
 class Tail(NamedTuple):

@@ -15,8 +15,9 @@ from redis.exceptions import ResponseError
 from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.core.parts import in_parts
-from statecache.core.read.listed import Listed, Overlay
-from statecache.errors import ForeignData
+from statecache.core.read.hydration import BEHIND
+from statecache.core.read.listed import UNKNOWN, Listed, Overlay, Watermark
+from statecache.errors import ForeignData, Unavailable
 from statecache.lua import script
 from statecache.model import Record
 from statecache.records import FIELDS, absence, record_of, record_of_row
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 _ROWS_PER_READ = 500
 _KEYS_PER_READ = 200
 _SHARDS_PER_SCRIPT = 16
-_FLUSHED = 5
-"""The index of a shard's watermark in the answer of the script `heads`."""
+_EPOCH, _FLUSHED = 0, 5
+"""The indexes of a shard's epoch and watermark in the answer of the script `heads`."""
 _VALUE = FIELDS.index("value")
 _LIGHT = tuple(name for name in FIELDS if name != "value")
 
@@ -44,7 +45,7 @@ _LIGHT = tuple(name for name in FIELDS if name != "value")
 class Look(NamedTuple):
     """Which of the shards were open, with their watermarks, and the replies to what was asked for beside."""
 
-    opened: dict[int, int]
+    opened: dict[int, Watermark]
     replies: list[Any]
 
 
@@ -64,34 +65,36 @@ class Dirty:
 
     async def look(self, shards: Sequence[int], seconds: float) -> Look:
         """Look once which keys of the shards are dirty; a fault is raised as RedisUnavailable."""
-        return await self._read(shards, self._commands(shards, {}), seconds, again=False)
+        return await self._read(shards, self._commands(shards, None), seconds, again=False)
 
-    async def names(self, shards: Sequence[int], *, seconds: float) -> list[str]:
-        """Return the dirty keys of the shards."""
-        replies = await self._redis.read(self._commands(shards, {}), seconds=seconds)
-        return [key for _, keys in self._names(shards, replies, b"") for key in keys]
+    async def names(
+        self, shards: Sequence[int], *, seconds: float, watermarks: Mapping[int, Watermark] | None = None
+    ) -> tuple[list[str], dict[int, Watermark]]:
+        """Return the dirty keys of the shards, as `overlay` has them, and the watermarks of those that are open."""
+        look = await self._read(shards, self._commands(shards, watermarks), seconds)
+        return [key for _, keys in self._names(shards, look, b"") for key in keys], look.opened
 
     async def overlay(
-        self, listed: Listed, shards: Sequence[int], seconds: float, watermarks: Mapping[int, int] | None = None,
+        self, listed: Listed, shards: Sequence[int], seconds: float, watermarks: Mapping[int, Watermark] | None = None,
         most: int | None = None, looked: Look | None = None,
     ) -> Overlay:  # fmt: skip
         """Return the selected states that Postgres may not have yet, tombstones too, of the open shards.
 
         `watermarks` are given for a Postgres that went back: they count where they are lower than what Redis has of
-        them. Of more than `most` the first ones are returned, in the order of their keys. `looked` is a look that was
-        had already.
+        them. Raises Unavailable where nothing tells any more what such a one lacks. Of more than `most` the first ones
+        are returned, in the order of their keys. `looked` is a look that was had already.
 
         A closed gate is left a moment to open; one behind which there is more than Postgres holds, all of the time.
         """
         end, backoff = monotonic() + seconds, Backoff(0.005, 0.1)
         patient_until, gates = monotonic() + seconds / 4, self._reader.closed_gates
-        went_back = {} if watermarks is None else {shard: watermarks.get(shard, 0) for shard in shards}
-        commands, start = self._commands(shards, went_back), listed.selection.prefix.encode()
+        went_back = watermarks or {}
+        commands, start = self._commands(shards, watermarks), listed.selection.prefix.encode()
         while True:
-            opened, replies = looked or await self._read(shards, commands, max(end - monotonic(), 0.001))
-            looked = None
+            look = looked or await self._read(shards, commands, max(end - monotonic(), 0.001))
+            looked, opened = None, look.opened
             found, behind = list[str](), list[str]()
-            for shard, keys in self._names(shards, replies, start):
+            for shard, keys in self._names(shards, look, start):
                 (found if shard in opened else behind).extend(filter(listed.selection.means, keys))
             closed, missed = set(shards) - opened.keys(), None
             for shard in shards:
@@ -128,19 +131,22 @@ class Dirty:
                     held[key] = record
         return held, closed
 
-    def _commands(self, shards: Sequence[int], went_back: Mapping[int, int]) -> list[Command]:
+    def _commands(self, shards: Sequence[int], watermarks: Mapping[int, Watermark] | None) -> list[Command]:
         """Return what asks which keys are dirty: a few shards in each command, during which nobody else is served."""
         names, text, commands = self._keys, script("dirty").text, list[Any]()
         for some in in_parts(shards, _SHARDS_PER_SCRIPT):
-            keys = [name for shard in some for name in (names.meta(shard), names.unflushed(shard))]
-            commands.append(("EVAL", text, len(keys), *keys, *(went_back.get(shard, "") for shard in some)))
+            keys = [name for at in some for name in (names.meta(at), names.unflushed(at), names.changes(at))]
+            commands.append(("EVAL", text, len(keys), *keys, *(_spelled(watermarks, shard) for shard in some)))
         return commands
 
-    def _names(self, shards: Sequence[int], replies: Sequence[Any], start: bytes) -> Iterator[tuple[int, list[str]]]:
+    def _names(self, shards: Sequence[int], look: Look, start: bytes) -> Iterator[tuple[int, list[str]]]:
         """Yield for each shard its dirty keys that begin with `start`."""
-        for some, reply in zip(in_parts(shards, _SHARDS_PER_SCRIPT), replies, strict=True):
+        for some, reply in zip(in_parts(shards, _SHARDS_PER_SCRIPT), look.replies, strict=True):
             for shard, names in zip(some, [reply] * len(some) if isinstance(reply, Exception) else reply, strict=True):
-                yield shard, _keys_in(names, self._keys.unflushed(shard), start)
+                if not isinstance(names, int):
+                    yield shard, _keys_in(names, self._keys.unflushed(shard), start)
+                elif shard in look.opened and not self._stale_reads:
+                    raise Unavailable("hydration", detail=f"in shard {shard} {BEHIND}")
 
     async def _missed(
         self, selection: Selection, closed: set[int], behind: Sequence[str], seconds: float
@@ -187,11 +193,16 @@ class Dirty:
             raise refusal(error, metas[0]) from error
         server, _, *heads = answer
         opened = {
-            shard: int(head[_FLUSHED] or 0) if isinstance(head, list) else 0
+            shard: Watermark(int(head[_EPOCH] or 0), int(head[_FLUSHED] or 0)) if isinstance(head, list) else UNKNOWN
             for shard, head in zip(shards, heads, strict=True)
             if self._stale_reads or (isinstance(head, list) and head[0] and head[1] == server)
         }
         return Look(opened, replies)
+
+
+def _spelled(watermarks: Mapping[int, Watermark] | None, shard: int) -> str:
+    """Return how far Postgres was seen to hold a shard as the script `dirty` takes it."""
+    return "" if watermarks is None else "{}-{}".format(*watermarks.get(shard, UNKNOWN))
 
 
 def _keys_in(reply: Any, redis_key: str, start: bytes) -> list[str]:

@@ -75,11 +75,15 @@ class _Held(NamedTuple):
         return (self.epoch, self.flushed) >= (int(epoch), flushed)
 
 
+BEHIND = "this Postgres holds less than was flushed: it is a copy, or went back, and a worker has to compare"
+"""Why nothing is read from a Postgres."""
+
+
 def _why(verdicts: Mapping[str, str]) -> str:
     if "DIRTY" in verdicts.values():
         return "not yet in Postgres"
     if "BEHIND" in verdicts.values():
-        return "this Postgres holds less than was flushed: it is a copy, or went back, and a worker has to compare"
+        return BEHIND
     return "another reader is loading it"
 
 

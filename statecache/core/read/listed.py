@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -56,6 +56,22 @@ class Sight(msgspec.Struct, frozen=True):
         return self.stored or not self.record.exists or wanted.holds(self.record)
 
 
+class Watermark(NamedTuple):
+    """How far Postgres holds a shard: of one epoch, and of all before it."""
+
+    epoch: int
+    flushed: int
+
+
+UNKNOWN = Watermark(0, 0)
+"""How far a Postgres holds a shard that it does not know."""
+
+
+def watermarks_of(rows: Iterable[Sequence[Any]]) -> dict[int, Watermark]:
+    """Return the watermarks by shard, of the rows of the statement `watermarks`."""
+    return {shard: Watermark(epoch, flushed) for shard, epoch, flushed in rows}
+
+
 class Overlay(msgspec.Struct, frozen=True):
     """What Redis holds that Postgres may not have, by key; and the watermarks of the open shards to go by.
 
@@ -64,14 +80,14 @@ class Overlay(msgspec.Struct, frozen=True):
     """
 
     records: dict[str, Record]
-    flushed: dict[int, int]
+    flushed: dict[int, Watermark]
     up_to: str | None = None
     gone: bool = False
 
-    def follows(self, watermarks: Mapping[int, int]) -> bool:
+    def follows(self, watermarks: Mapping[int, Watermark]) -> bool:
         """Return whether what Postgres held before, at these watermarks, shows with this all that there is."""
         return not (self.gone or self.lacking(watermarks))
 
-    def lacking(self, watermarks: Mapping[int, int]) -> bool:
+    def lacking(self, watermarks: Mapping[int, Watermark]) -> bool:
         """Return whether Postgres, with these watermarks, lacks more than what is held here."""
-        return any(watermarks.get(shard, 0) < flushed for shard, flushed in self.flushed.items())
+        return any(watermarks.get(shard, UNKNOWN) < flushed for shard, flushed in self.flushed.items())

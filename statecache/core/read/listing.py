@@ -8,7 +8,8 @@ again.
 
 A Postgres that was put back to what it held before lacks what Redis takes for flushed, until a worker has flushed it
 again. So each page comes with the watermarks, read just before it, and where one is lower than what Redis has of it,
-what was written beyond that one counts as dirty too: Redis keeps its keys as long as its entries.
+what was written beyond that one counts as dirty too: Redis keeps its keys as long as its entries. Where these have
+left, nothing is listed: that Postgres is a copy, or the server from before a failover, until a worker has compared.
 
 Where a shard's gate is closed, Postgres alone is believed, and only where it holds no less than Redis does, unless the
 setting `stale_reads` accepts that. No state is listed that is older than one that this process has seen: such a one is
@@ -34,7 +35,7 @@ from msgspec.structs import replace
 
 from statecache.clock import boottime, monotonic
 from statecache.core.read.dirty import Dirty, Look
-from statecache.core.read.listed import STATEMENTS, Listed, Overlay, Sight
+from statecache.core.read.listed import STATEMENTS, Listed, Overlay, Sight, Watermark, watermarks_of
 from statecache.errors import InvalidKey, PostgresUnavailable, RedisUnavailable
 from statecache.keys import checked_prefix_of_list
 from statecache.model import Record
@@ -59,7 +60,7 @@ _PAGE_BYTES = 16 << 20
 """How many bytes of values are read at once, or a little more: the last of them is read whole."""
 _DIRTY_MIN = 200
 """How many dirty states are read at once at least, for more of them cost another look at all shards."""
-_Page = tuple[list[tuple[Any, ...]], dict[int, int]]
+_Page = tuple[list[tuple[Any, ...]], dict[int, Watermark]]
 """Rows, and the watermarks of Postgres."""
 _VALUE, _UPDATED_AT = 2, 11
 """The indexes of the value, and of the time of the change, in a row."""
@@ -109,16 +110,17 @@ class Listing:
         Postgres is asked for the first key behind each namespace in turn: so many look-ups in the index as there are.
         Where something is on its way there, that may be the delete of all that was there: one state is looked for.
         """
-        moving, found, shards = set[str](), set[str](), range(self._keys.shards)
-        moving |= {key.partition("/")[0] for key in await self._dirty.names(shards, seconds=seconds) if "/" in key}
-        selection = Selection(prefix="")
+        found, shards, selection = set[str](), range(self._keys.shards), Selection(prefix="")
+        names, opened = await self._dirty.names(shards, seconds=seconds)
         while True:
-            rows, _ = await self._page(Listed(selection=selection, values=False), (), 1, seconds)
+            rows, watermarks = await self._page(Listed(selection=selection, values=False), shards, 1, seconds)
+            if Overlay({}, opened).lacking(watermarks):
+                names, _ = await self._dirty.names(shards, seconds=seconds, watermarks=watermarks)
             if not rows:
                 break
             found.add(namespace := rows[0][0].partition("/")[0])
             selection = Selection(prefix="", after=namespace + chr(ord("/") + 1))
-        for namespace in moving:
+        for namespace in {key.partition("/")[0] for key in names if "/" in key}:
             listed = Listed(selection=Selection(prefix=f"{namespace}/"), limit=1, values=False)
             try:
                 live = {namespace async for _ in self.sights(listed, seconds=seconds)}
@@ -142,7 +144,7 @@ class Listing:
         return Sight(await self._reader.primary(record.key, end=monotonic() + seconds))
 
     async def overlay(
-        self, listed: Listed, shards: Sequence[int], seconds: float, watermarks: Mapping[int, int] | None = None
+        self, listed: Listed, shards: Sequence[int], seconds: float, watermarks: Mapping[int, Watermark] | None = None
     ) -> Overlay:
         """Return what is dirty, all of it, as `Dirty.overlay` does."""
         return await self._dirty.overlay(listed, shards, seconds, watermarks)
@@ -296,7 +298,7 @@ class Listing:
         watermarks, rows = await self._postgres.fetch_each(
             names, asked | listed.selection.bounds(), seconds=seconds, beside=beside
         )
-        return rows, {shard: flushed for shard, _, flushed in watermarks}
+        return rows, watermarks_of(watermarks)
 
 
 def _is_cut(rows: Sequence[Sequence[Any]], most: int) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.clock import boottime, monotonic
-from statecache.core.read.listed import Listed, Sight
+from statecache.core.read.listed import Listed, Sight, watermarks_of
 from statecache.errors import ConfigurationError, LimitExceeded, PostgresUnavailable, UsageError
 from statecache.keys import checked_prefix_of_list
 
@@ -110,7 +110,7 @@ class Nearest:
             heads, rows, there = await self._postgres.fetch_each(names, parameters | {"limit": asked}, seconds=seconds)
             if [_Index(*row) for row in there] != [index]:
                 return None
-            watermarks = {shard: flushed for shard, _, flushed in heads}
+            watermarks = watermarks_of(heads)
             if overlay.lacking(watermarks):
                 overlay = await self._listing.overlay(listed, shards, seconds, watermarks)
             given, farthest, waiting = rows[0][-3:]

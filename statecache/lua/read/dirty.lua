@@ -1,19 +1,30 @@
 -- Tells which keys of some shards hold changes that Postgres may not have.
 --
--- KEYS  per shard: meta, unflushed
--- ARGV  per shard: the watermark that Postgres was seen to have, where it went back, or ''
--- Gives per shard their names, or the reason why they cannot be read.
+-- KEYS  per shard: meta, unflushed, changes
+-- ARGV  per shard: epoch and watermark that Postgres was seen to have, as 'epoch-n', where it went back, or ''
+-- Gives per shard their names; or an integer, the first n that its stream holds or 0, where Postgres lacks changes whose
+-- entries have left, after which nothing tells their keys; or the reason why they cannot be read.
+
+local function names_of(meta, unflushed, changes, went_back)
+  local at = redis.pcall('HMGET', meta, 'epoch', 'flushed')
+  if at.err then return at.err end
+  local epoch, flushed = at[1] or '0', at[2] or '-1'
+  if went_back ~= '' then
+    local of, floor = string.match(went_back, '^(%d+)-(%d+)$')
+    -- An older epoch's watermark may count what the next one began without.
+    if tonumber(of) < tonumber(epoch) then floor = '0' end
+    if tonumber(of) <= tonumber(epoch) and tonumber(floor) < tonumber(flushed) then
+      local first = redis.pcall('XRANGE', changes, '-', '+', 'COUNT', 1)
+      if first.err then return first.err end
+      local n = first[1] and tonumber(string.match(first[1][1], '-(%d+)$')) or 0
+      if n == 0 or n > tonumber(floor) + 1 then return n end
+      flushed = floor
+    end
+  end
+  local names = redis.pcall('ZRANGE', unflushed, '(' .. flushed, '+inf', 'BYSCORE')
+  return names.err or names
+end
 
 local answer = {}
-for i = 1, #KEYS, 2 do
-  local floor, flushed = ARGV[(i + 1) / 2], redis.pcall('HGET', KEYS[i], 'flushed')
-  if type(flushed) == 'table' then
-    answer[#answer + 1] = flushed.err
-  else
-    flushed = flushed or '-1'
-    if floor ~= '' and tonumber(floor) < tonumber(flushed) then flushed = floor end
-    local names = redis.pcall('ZRANGE', KEYS[i + 1], '(' .. flushed, '+inf', 'BYSCORE')
-    answer[#answer + 1] = names.err or names
-  end
-end
+for i = 1, #KEYS, 3 do answer[#answer + 1] = names_of(KEYS[i], KEYS[i + 1], KEYS[i + 2], ARGV[(i + 2) / 3]) end
 return answer
