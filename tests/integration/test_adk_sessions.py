@@ -13,6 +13,7 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.sessions.base_session_service import BaseSessionService, GetSessionConfig
+from google.adk.sessions.session import Session
 from google.genai import types
 
 from statecache import Settings
@@ -266,10 +267,15 @@ async def test_an_object_without_a_revision_counts_by_its_last_event_or_its_time
         await service.append_event(session, event("more"))
     old = session.model_copy(deep=True)
     await service.append_event(session, event("last"))
-    old._storage_update_marker = None
-    with pytest.raises(StaleSessionError):
-        await service.append_event(old, event("late"))
-    assert texts((await loaded(service)).events) == ["one", "more", "more", "last"]
+    assert old.last_update_time < session.last_update_time
+    for at in (old.last_update_time, session.last_update_time + 1000):
+        restored = Session.model_validate_json(old.model_copy(update={"last_update_time": at}).model_dump_json())
+        with pytest.raises(StaleSessionError):
+            await service.append_event(restored, event("late"))
+    restored.events.clear()
+    await service.append_event(Session.model_validate_json(session.model_dump_json()), event("whole"))
+    await service.append_event(restored, event("by time"))
+    assert texts((await loaded(service)).events) == ["one", "more", "more", "last", "whole", "by time"]
 
 
 async def test_the_last_event_is_not_appended_twice(make: MakeService) -> None:

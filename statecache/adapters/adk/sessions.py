@@ -304,14 +304,15 @@ def _next(known: Head, deltas: Deltas, at: float, revision: str, prepared: list[
 def _is_current(session: Session, found: Found) -> bool:
     """Return whether a session object is as the session is.
 
-    One that no service gave knows no revision: then its last event counts, or its time.
+    One that no service gave, or went through JSON, knows no revision: its last event counts, or its time without one.
     """
     head: Head = found.known
     if session._storage_update_marker is not None:
         return session._storage_update_marker == head.revision
-    last = found.items()[-1:]
-    same = [one["id"] for one in last] == [one.id for one in session.events[-1:]]
-    return same or head.last_update_time <= session.last_update_time
+    last = [one["id"] for one in found.items()[-1:]]
+    if session.events:
+        return last == [session.events[-1].id]
+    return not last or head.last_update_time <= session.last_update_time
 
 
 def _is_last(found: Found, data: Any) -> bool:
