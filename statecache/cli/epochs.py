@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,8 +12,9 @@ import typer
 from statecache.cli.exits import OK
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, operator, settings_of
 from statecache.cli.screen import counted, print_json, say
-from statecache.errors import Unavailable, UsageError
+from statecache.errors import RedisUnavailable, Unavailable, UsageError
 from statecache.keys import KeySpace
+from statecache.rules.replids import adopt_options
 from statecache.settings import masked
 
 if TYPE_CHECKING:
@@ -32,12 +34,16 @@ def numbers(words: Sequence[str], shards: int) -> list[int]:
     return sorted(set(found))
 
 
-async def adopt(settings: Settings, shards: Sequence[int], *, by: str, given_up: Sequence[str]) -> list[Opened]:
+async def adopt(
+    settings: Settings, shards: Sequence[int], *, by: str, given_up: Sequence[str], meant: str | None = None
+) -> list[Opened]:
     """Open the shards whose gates are closed, in the place of the servers `given_up`, and return what was opened.
 
-    There is no handshake first: the pin in a Redis that has to be adopted may be another lineage's.
+    There is no handshake first: the pin in a Redis that has to be adopted may be another lineage's. Raises UsageError
+    where the URL leads to another server than the one that is `meant`.
     """
     from statecache.core.epoch.gate import Gate, Vouched
+    from statecache.core.postgres.migrate import replid_of
     from statecache.core.postgres.tier import PostgresTier
     from statecache.core.redis.connection import Link, dialer
 
@@ -46,6 +52,12 @@ async def adopt(settings: Settings, shards: Sequence[int], *, by: str, given_up:
     try:
         link = await Link.open(dialer(settings), settings)
         try:
+            if meant is not None and (found := await replid_of(link, settings.timeout_s)) != meant:
+                raise UsageError(
+                    f"{masked(settings.redis_url)} leads to {found}, not to {meant}",
+                    hint="Name a URL that leads to that server alone. One that was a replica until now, or began anew, "
+                    "has another replid since: what refuses it says which.",
+                )
             gate = Gate(settings, keys, by=by, authority="operator", vouched=Vouched(given_up))
             return await gate.open(link, session.connection, shards)
         finally:
@@ -54,8 +66,11 @@ async def adopt(settings: Settings, shards: Sequence[int], *, by: str, given_up:
         await session.close()
 
 
-async def servers_named(settings: Settings, shards: Sequence[int]) -> list[str]:
-    """Return the servers that Postgres names for these shards; where it names none, the Redis' own replid."""
+async def options_named(settings: Settings, shards: Sequence[int]) -> str:
+    """Return the options that are to be given: the servers that Postgres names for these shards, and this Redis.
+
+    Where Postgres names none, this Redis was its own.
+    """
     from statecache.core.postgres.migrate import replid_of
     from statecache.core.postgres.tier import PostgresTier
     from statecache.core.redis.connection import Link, dialer
@@ -65,13 +80,14 @@ async def servers_named(settings: Settings, shards: Sequence[int]) -> list[str]:
         rows = await tier.fetch("shard_rows", {"shards": list(shards)}, seconds=settings.timeout_s)
     finally:
         await tier.pool.close()
-    if named := sorted({row[2] for row in rows} - {""}):
-        return named
-    link = await Link.open(dialer(settings), settings)
-    try:
-        return [await replid_of(link, settings.timeout_s)]
-    finally:
-        await link.close()
+    named, server = sorted({row[2] for row in rows} - {""}), ""
+    with suppress(RedisUnavailable) if named else nullcontext():
+        link = await Link.open(dialer(settings), settings)
+        try:
+            server = await replid_of(link, settings.timeout_s)
+        finally:
+            await link.close()
+    return adopt_options(named or [server], server)
 
 
 def adopt_command(
@@ -80,6 +96,9 @@ def adopt_command(
         list[str] | None,
         typer.Option("--from", metavar="REPLID", help="The server that this Redis replaces; may be given again."),
     ] = None,
+    meant: Annotated[
+        str | None, typer.Option("--to", metavar="REPLID", help="This Redis: nothing is done where it is another one.")
+    ] = None,
     redis_url: RedisUrl = None,
     postgres_url: PostgresUrl = None,
     as_json: AsJson = False,
@@ -87,28 +106,28 @@ def adopt_command(
     """Declare this Redis the primary of shards that nobody else may open, and open them.
 
     The server that is given up is named by its replication id, which stands in the refusal of workers and agents, and
-    is told where --from is left out: the one that Postgres names, or this Redis' own where that was made anew. What
-    this Redis holds that is not the current lineage's goes to `conflict`; what it lacks is loaded from Postgres.
+    is told where --from is left out: the one that Postgres names, or this Redis' own where that was made anew. The
+    refusal names this Redis too: behind a proxy the URL may lead to another one by now, which --to refuses. What this
+    Redis holds that is not the current lineage's goes to `conflict`; what it lacks is loaded from Postgres.
 
     \b
     Examples:
-      statecache epoch adopt all --from 0f9e1b0c…
-      statecache epoch adopt 7 12 --from 0f9e1b0c…
+      statecache epoch adopt all --from 0f9e1b0c… --to 7d02ce55…
+      statecache epoch adopt 7 12 --from 0f9e1b0c… --to 7d02ce55…
     """
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     asked = numbers(shards, settings.shards)
     if not given_up:
         try:
-            servers = asyncio.run(servers_named(settings, asked))
+            named = asyncio.run(options_named(settings, asked))
         except Unavailable:
-            servers = ["REPLID"]
-        named = " ".join(f"--from {replid}" for replid in servers)
+            named = "--from REPLID --to REPLID"
         raise UsageError(
             f"this declares {masked(settings.redis_url)} the primary of {counted(len(asked), 'shard')}, whatever "
             f"other Redis still serves agents of {masked(settings.postgres_url)}",
             hint=f"Name the server that is given up: `statecache epoch adopt {' '.join(shards)} {named}`.",
         )
-    opened = asyncio.run(adopt(settings, asked, by=f"operator {operator()}", given_up=given_up))
+    opened = asyncio.run(adopt(settings, asked, by=f"operator {operator()}", given_up=given_up, meant=meant))
     if as_json:
         print_json({"opened": opened})
         return OK

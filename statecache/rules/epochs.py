@@ -62,10 +62,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from statecache.rules.replids import UNFENCED, adopt_options
+
 Authority = Literal["client", "setup", "worker", "operator"]
 """On whose word a shard is opened; `setup` is `statecache migrate`."""
-UNFENCED = "off"
-"""Stands in place of a replid where the fence is off."""
 BRANCH = "branch"
 """The cause of a conflict that stood beyond the point where its Redis and the lineage part."""
 _COPY = "it was restored, or is a copy. If it is to be used, a worker begins a new epoch, or says what hinders it"
@@ -209,7 +209,7 @@ def decide(
     """
     if look.role != "master":
         return Refusal(why="this server is a replica", wait=True)
-    foreign = _another_pin(look.pin, pin, authority, _word(row, look.server))
+    foreign = _another_pin(look.pin, pin, authority, _word(row, look))
     if foreign:
         return Refusal(why=foreign)
     if _is_open(row, look):
@@ -226,11 +226,12 @@ def decide(
     if went_back:
         return Opening(seen=seen, acknowledged=look.flushed)
     if authority == "operator":
-        return _on_a_word(row, vouched, seen)
+        return _on_a_word(row, look, vouched, seen)
     if row.replid and (row.replid == UNFENCED) != (look.server == UNFENCED):
         return Refusal(
             why=f"the fence is {'off' if look.server == UNFENCED else 'on'} in these settings and was "
-            f"{'off' if row.replid == UNFENCED else 'on'} when its epoch began: whether to change it is {_word(row)}"
+            f"{'off' if row.replid == UNFENCED else 'on'} when its epoch began: whether to change it is "
+            f"{_word(row, look)}"
         )
     if look.epoch is None:
         return _adopt(row, look, authority, vouched, seen)
@@ -243,7 +244,7 @@ def decide(
 
 def branch_refusal(row: ShardRow, look: Look) -> Refusal:
     """Return the refusal of a data set that does not name the row's server."""
-    return Refusal(why=f"{_sides(row, look)}: whether this server is the primary is {_word(row)}", branch=True)
+    return Refusal(why=f"{_sides(row, look)}: whether this server is the primary is {_word(row, look)}", branch=True)
 
 
 def _is_named(row: ShardRow, look: Look) -> bool:
@@ -255,13 +256,13 @@ def _is_open(row: ShardRow, look: Look) -> bool:
     return _is_named(row, look) and told and look.n >= row.flushed
 
 
-def _on_a_word(row: ShardRow, vouched: Container[str], seen: int) -> Opening | Refusal:
+def _on_a_word(row: ShardRow, look: Look, vouched: Container[str], seen: int) -> Opening | Refusal:
     """Decide for an operator, who has to name the server that is given up."""
     if not row.epoch or row.replid in vouched:
         return Opening(seen=seen)
     return Refusal(
         why=f"Postgres says epoch {row.epoch} of {row.replid or 'nobody'}: if that server is given up for this one, "
-        f"say `--from {row.replid}`"
+        f"say `{adopt_options([row.replid], look.server)}`"
     )
 
 
@@ -278,7 +279,7 @@ def _adopt(row: ShardRow, look: Look, authority: Authority, vouched: Container[s
     return Refusal(
         why=f"this Redis ({look.server}) holds no data set of ours, Postgres says epoch {row.epoch} of {row.replid}: a "
         "worker that has flushed from that server, or opened it, and still runs adopts it; if none does, whether this "
-        f"server takes its place is {_word(row)}.{emptied if look.server == row.replid else ''}",
+        f"server takes its place is {_word(row, look)}.{emptied if look.server == row.replid else ''}",
         wait=authority == "client",
     )
 
@@ -288,8 +289,10 @@ def _sides(row: ShardRow, look: Look) -> str:
     return f"{ours}, Postgres says epoch {row.epoch} of {row.replid or 'nobody'}"
 
 
-def _word(row: ShardRow, server: str = "") -> str:
-    return f"an operator's word (`statecache epoch adopt all --from {row.replid or server}`)"
+def _word(row: ShardRow, look: Look) -> str:
+    return (
+        f"an operator's word (`statecache epoch adopt all {adopt_options([row.replid or look.server], look.server)}`)"
+    )
 
 
 def _another_pin(found: Pin, ours: Pin, authority: Authority, word: str) -> str:
@@ -325,7 +328,7 @@ def parted_refusal(row: ShardRow, look: Look, parted: int) -> Refusal:
         how = f"this Redis was written to in epoch {look.epoch}, with another Postgres"
     return Refusal(
         why=f"this Redis holds changes from {parted + 1} on that Postgres does not know, and Postgres holds others "
-        f"there, up to {row.flushed}: {how}. Whether that is to be set aside is {_word(row)}"
+        f"there, up to {row.flushed}: {how}. Whether that is to be set aside is {_word(row, look)}"
     )
 
 

@@ -219,7 +219,7 @@ CONDITIONS: dict[str, tuple[Callable[[World], Any], tuple[str, ...]]] = {
     "Redis is full": (_redis_full, ("Redis is full of what may not be evicted", "raise maxmemory")),
     "Redis' disk is full": (_redis_disk_full, ("Redis could not write", "look at its disk")),
     "Redis lacks replicas": (_replicas_away, ("refuses every commit and every lock (NOREPLICAS)", "CONFIG SET")),
-    "a gate is closed": (_gate_closed, ("the gate of shard 1 is closed", "`statecache epoch adopt all --from REPLID`")),
+    "a gate is closed": (_gate_closed, ("the gate of shard 1 is closed", "`statecache epoch adopt all`, which says")),
     "a shard takes no commits": (_shard_bricked, ("shard 2 takes no commits", "which no commit has written")),
     "a worker cannot flush": (_worker_hindered, ("cannot serve: Redis is unavailable", "NOPERM", "remove the cause")),
     "Postgres has no room": (_postgres_refuses, ("cannot serve: Postgres is unavailable (53100)", "remove the cause")),

@@ -190,7 +190,7 @@ def test_a_wrong_url_takes_no_epoch(shard: World) -> None:
         assert part in refused.value.detail
     with pytest.raises(Unavailable, match="holds no data set of ours"):
         shard.open(wrong, "worker", vouched=[])
-    with pytest.raises(Unavailable, match=f"say `--from {row.replid}`"):
+    with pytest.raises(Unavailable, match=f"say `--from {row.replid} --to {shard.replid(wrong)}`"):
         shard.open(wrong, "operator", vouched=[shard.replid(wrong)])
 
     assert shard.raw(wrong).dbsize() == 0

@@ -289,10 +289,15 @@ def test_an_operator_claims_shards_that_nobody_else_may_open(
     with plain_client(fresh.redis_url) as client:
         client.hset(KeySpace(fresh.prefix, SHARDS).meta(2), "replid", "f" * 40)
     assert run(["migrate"]) == 4
-    assert f"`statecache epoch adopt all --from {replid}`" in capsys.readouterr().err
+    assert f"`statecache epoch adopt all --from {replid} --to {replid}`" in capsys.readouterr().err
+    assert run(["epoch", "adopt", "2"]) == 2
+    assert f"`statecache epoch adopt 2 --from {replid} --to {replid}`" in capsys.readouterr().err
     assert run(["epoch", "adopt", "2", "--from", "f" * 40]) == 4
-    assert f"say `--from {replid}`" in capsys.readouterr().err
-    assert run(["epoch", "adopt", "2", "--from", "f" * 40, "--from", replid]) == 0
+    assert f"say `--from {replid} --to {replid}`" in capsys.readouterr().err
+    assert run(["epoch", "adopt", "2", "--from", replid, "--to", "e" * 40]) == 2
+    assert f"leads to {replid}, not to {'e' * 40}" in capsys.readouterr().err
+    assert rows(fresh, "SELECT max(epoch) FROM {schema}.shard") == [(1,)]
+    assert run(["epoch", "adopt", "2", "--from", "f" * 40, "--from", replid, "--to", replid]) == 0
     assert capsys.readouterr().out.startswith("shard 2: epoch 2, ")
     assert run(["migrate"]) == 0
 

@@ -158,7 +158,7 @@ def test_the_main_help_names_every_command_and_exit_status(capsys: pytest.Captur
         (["epoch", "adopt", "99", "--from", "r"], "'99' is not a shard"),
         (["epoch", "adopt", "all"], "the primary of 64 shards, whatever other Redis still serves agents of "),
         (["epoch", "adopt", "7"], "the primary of 1 shard, whatever other Redis still serves agents of "),
-        (["epoch", "adopt", "7"], "Name the server that is given up: `statecache epoch adopt 7 --from REPLID`"),
+        (["epoch", "adopt", "7"], "given up: `statecache epoch adopt 7 --from REPLID --to REPLID`"),
     ],
 )
 def test_wrong_use_is_one_line_and_status_2(

@@ -28,6 +28,7 @@ from statecache.rules.epochs import (
     pages,
     unproven,
 )
+from statecache.rules.replids import UNFENCED
 
 PIN = Pin("64", "crc32", "a-cluster")
 ROW = ShardRow(shard=7, epoch=5, replid="a")
@@ -129,7 +130,10 @@ def test_a_refusal_names_both_servers_and_the_way_out() -> None:
     assert isinstance(refusal, Refusal)
     assert "(s) holds epoch 5 of a" in refusal.why
     assert "epoch 6 of b" in refusal.why
-    assert "statecache epoch adopt all --from b" in refusal.why
+    assert "`statecache epoch adopt all --from b --to s`" in refusal.why
+    unnamed = decide(ShardRow(shard=7, epoch=6, replid="b"), look(server=UNFENCED), "client", pin=PIN)
+    assert isinstance(unnamed, Refusal)
+    assert "`statecache epoch adopt all --from b`" in unnamed.why
 
 
 def test_an_operator_names_the_server_that_is_given_up() -> None:
@@ -137,7 +141,7 @@ def test_an_operator_names_the_server_that_is_given_up() -> None:
     for named in ([], ["s"], ["a"]):
         refusal = decide(behind, look(), "operator", pin=PIN, vouched=named)
         assert isinstance(refusal, Refusal)
-        assert "say `--from b`" in refusal.why
+        assert "say `--from b --to s`" in refusal.why
     assert isinstance(decide(behind, look(), "operator", pin=PIN, vouched=["a", "b"]), Opening)
 
 

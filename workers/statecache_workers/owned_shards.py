@@ -14,7 +14,7 @@ import msgspec
 
 from statecache.errors import InvalidKey
 from statecache.keys import checked_key
-from statecache.rules.epochs import UNFENCED
+from statecache.rules.replids import UNFENCED
 from statecache_workers.logs import alarm
 from statecache_workers.retention import Retention
 from statecache_workers.stream_places import StreamPlace

@@ -19,7 +19,8 @@ from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, DurabilityRefused, StateCacheError, Unavailable
 from statecache.keys import HASH
 from statecache.model import DURABILITIES
-from statecache.rules.epochs import UNFENCED, Pin, Refusal, decide
+from statecache.rules.epochs import Pin, Refusal, decide
+from statecache.rules.replids import UNFENCED, adopt_options
 from statecache.settings import masked
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def between(redis: RedisFacts | None, postgres: PostgresFacts | None, settings: 
 def _apart(redis: RedisFacts, postgres: PostgresFacts) -> Finding:
     """Return the finding on two tiers that belong to two clusters, with the command that joins them."""
     given_up = {row.replid for row in postgres.rows} - {""} or {redis.info.get("master_replid", UNFENCED)}
-    adopt = " ".join(["statecache epoch adopt all", *(f"--from {replid}" for replid in sorted(given_up))])
+    adopt = f"statecache epoch adopt all {adopt_options(sorted(given_up), redis.info.get('master_replid', ''))}"
     lost = f"where the Postgres of this Redis is lost for good, and this one takes its place: {adopt}"
     what = f"Redis belongs to cluster {redis.pin[4]}, Postgres to {postgres.cluster[0] if postgres.cluster else ''}"
     return error("both", what, "clients and workers refuse them", f"name the two tiers of one deployment; {lost}")
@@ -161,7 +162,7 @@ def _closed(redis: RedisFacts, postgres: PostgresFacts | None, settings: Setting
     """Return a finding where no data set is open here, or only an operator may open it. Not on a pin that differs."""
     refused = refusals(redis, postgres, settings)
     servers = sorted({row.replid for row in postgres.rows if row.shard in refused}) if postgres is not None else []
-    named = " ".join(f"--from {replid}" for replid in servers if replid)
+    named = adopt_options(filter(None, servers), redis.info.get("master_replid", "")) if any(servers) else ""
     adopt = f"name the deployment's Redis in STATECACHE_REDIS_URL; if this one is: statecache epoch adopt all {named}"
     if redis.kind:
         return []

@@ -22,8 +22,8 @@ NO_WORKER = (
     "--worker` with its URLs which rights it lacks"
 )
 GATES = (
-    "if it stays so, see which Redis is the primary, and with its URL: `statecache epoch adopt all --from REPLID`, "
-    "which says without --from what to name"
+    "if it stays so, see which Redis is the primary, and with its URL: `statecache epoch adopt all`, which says what "
+    "to name with --from and --to"
 )
 
 

@@ -33,7 +33,7 @@ from statecache.core.redis.rights import ADOPTING, commands, rights
 from statecache.core.redis.tier import RedisTier
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable
 from statecache.keys import GROUP_RULE, HASH, KeySpace
-from statecache.rules.epochs import UNFENCED
+from statecache.rules.replids import UNFENCED, adopt_options
 from statecache.settings import masked
 from statecache.sql import CODE, Migration, migrations, statement
 
@@ -210,8 +210,8 @@ def _another_cluster(settings: Settings, of_redis: str, of_postgres: str, *, ser
     return ConfigurationError(
         f"Redis belongs to cluster {of_redis}, {where}, to {of_postgres or 'none yet'}",
         hint="Name the Postgres of this Redis, or another Redis. Where that Postgres is lost for good: "
-        f"`statecache migrate --no-redis`, then `statecache epoch adopt all --from {server}`; workers go on by "
-        "themselves, start those that ended.",
+        f"`statecache migrate --no-redis`, then `statecache epoch adopt all {adopt_options([server], server)}`; "
+        "workers go on by themselves, start those that ended.",
     )
 
 
