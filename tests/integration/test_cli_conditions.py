@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -19,7 +17,7 @@ from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush
 from tests.fixtures.servers import MakeSettings
 from tests.support.command_line import CommandLine
-from tests.support.polling import pause_thread
+from tests.support.unwritable_redis import configured, disk_full, replicas_away
 
 Psql = psycopg.Connection[Any]
 
@@ -74,21 +72,9 @@ async def _positions_gone_after_a_restore(world: World) -> None:
     await flush(world.worker)
 
 
-@contextmanager
-def _configured(raw: Any, **values: str) -> Iterator[None]:
-    before = {name: raw.config_get(name)[name] for name in values}
-    for name, value in values.items():
-        raw.config_set(name, value)
-    try:
-        yield
-    finally:
-        for name, value in reversed(before.items()):
-            raw.config_set(name, value)
-
-
 async def _redis_full(world: World) -> None:
     full = {"maxmemory-policy": "noeviction", "maxmemory": "1"}
-    world.ending.enter_context(_configured(world.raw, **full))
+    world.ending.enter_context(configured(world.raw, **full))
     async with AsyncStateCache(settings=world.settings.model_copy(update={"timeout_s": 5.0})) as cache:
         with pytest.raises(Backpressure, match="Redis is out of memory") as caught:
             await cache.set("runs/1", 1)
@@ -96,23 +82,7 @@ async def _redis_full(world: World) -> None:
 
 
 async def _redis_disk_full(world: World) -> None:
-    """Put a folder where the snapshot is to go."""
-    target = Path(world.raw.config_get("dir")["dir"]) / world.raw.config_get("dbfilename")["dbfilename"]
-    kept = target.read_bytes() if target.exists() else None
-    target.unlink(missing_ok=True)
-    target.mkdir()
-
-    def undo() -> None:
-        target.rmdir()
-        if kept is not None:
-            target.write_bytes(kept)
-        world.raw.bgsave()
-        _saved(world.raw, "ok")
-
-    world.ending.enter_context(_configured(world.raw, save="3600 1"))
-    world.ending.callback(undo)
-    world.raw.bgsave()
-    await asyncio.to_thread(_saved, world.raw, "err")
+    world.ending.enter_context(disk_full(world.raw))
     async with AsyncStateCache(settings=world.settings.model_copy(update={"timeout_s": 1.0})) as cache:
         with pytest.raises(RedisUnavailable, match="MISCONF") as caught:
             await cache.set("runs/1", 1)
@@ -120,20 +90,12 @@ async def _redis_disk_full(world: World) -> None:
 
 
 async def _replicas_away(world: World) -> None:
-    world.ending.enter_context(_configured(world.raw, **{"min-replicas-to-write": "1"}))
+    world.ending.enter_context(replicas_away(world.raw))
     async with AsyncStateCache(settings=world.settings.model_copy(update={"timeout_s": 1.0})) as cache:
         with pytest.raises(RedisUnavailable, match="NOREPLICAS: Not enough good replicas to write"):
             await cache.set("runs/1", 1)
         with pytest.raises(RedisUnavailable, match="NOREPLICAS: Not enough good replicas to write"):
             await cache.lock("runs/1").__aenter__()
-
-
-def _saved(raw: Any, status: str) -> None:
-    while True:
-        told = raw.info("persistence")
-        if not told["rdb_bgsave_in_progress"] and told["rdb_last_bgsave_status"] == status:
-            return
-        pause_thread()
 
 
 async def _gate_closed(world: World) -> None:

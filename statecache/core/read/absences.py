@@ -93,11 +93,11 @@ class Absences:
     ) -> tuple[dict[str, Record], list[str]]:
         """Install what is absent; return the records of that, and the keys for which a token is needed.
 
-        A key that another reader brought in the meantime is in neither. A Redis without free memory is enough for who
-        reads; who writes gets Backpressure.
+        A key that another reader brought in the meantime is in neither. A Redis that takes no writes is enough for who
+        reads; who writes gets Backpressure without free memory, and RedisUnavailable without its disk or its replicas.
         """
         seconds = max(end - monotonic(), 0.001)
-        install = self.ahead(shard, keys, looked)
+        install = self.ahead(shard, keys, looked, to_write=to_write)
         try:
             reply: list[bytes] = await self._redis.script(
                 install.script, install.redis_keys, install.arguments,
@@ -132,7 +132,7 @@ class Absences:
         has to prove it otherwise.
         """
         until = boottime() + self._settings.near_window_s / 2
-        redis_keys, arguments = self._spelled(shard, [key], epoch="", flushed="")
+        redis_keys, arguments = self._spelled(shard, [key], epoch="", flushed="", to_write=False)
         call = Call(script(_SCRIPT), redis_keys, arguments, self._redis.io.signal())
         await tracked.start(call, seconds=min(until - boottime(), _half(end)))
         looked = await self.look(shard, [key], end=end)
@@ -142,13 +142,14 @@ class Absences:
         verdict, *rest = (part.decode("utf-8", "replace") for part in call.reply)
         if verdict != "OK" or rest[2] != "BEHIND" or not looked.reaches(rest[0], rest[1]):
             return looked, None
-        install = self.ahead(shard, [key], looked)
+        install = self.ahead(shard, [key], looked, to_write=False)
         await tracked.start(Call(script(_SCRIPT), install.redis_keys, install.arguments), seconds=left)
         return looked, install.records[key]
 
-    def ahead(self, shard: int, keys: Sequence[str], looked: Looked) -> Install:
+    def ahead(self, shard: int, keys: Sequence[str], looked: Looked, *, to_write: bool = True) -> Install:
         """Return the install of what is absent, for a commit to take along; it holds no token."""
-        redis_keys, arguments = self._spelled(shard, keys, epoch=looked.epoch, flushed=looked.flushed)
+        place = {"epoch": looked.epoch, "flushed": looked.flushed}
+        redis_keys, arguments = self._spelled(shard, keys, **place, to_write=to_write)
         return Install(
             shard=shard,
             records={key: absence(key, looked.epoch) for key in keys},
@@ -158,13 +159,19 @@ class Absences:
         )
 
     def _spelled(
-        self, shard: int, keys: Sequence[str], *, epoch: int | str, flushed: int | str
+        self, shard: int, keys: Sequence[str], *, epoch: int | str, flushed: int | str, to_write: bool
     ) -> tuple[list[str], list[Any]]:
         """Return the script's keys and arguments."""
         redis_keys = self._keys
         fixed = [redis_keys.meta(shard), redis_keys.unflushed(shard), redis_keys.hydrating(shard)]
         ttl_ms = round(self._settings.absent_ttl_s * 1000)
-        return [*fixed, *map(redis_keys.state, keys)], [self._settings.fence, epoch, flushed, ttl_ms, *keys]
+        arguments = [self._settings.fence, epoch, flushed, ttl_ms, purpose(to_write=to_write), *keys]
+        return [*fixed, *map(redis_keys.state, keys)], arguments
+
+
+def purpose(*, to_write: bool) -> str:
+    """Return what a load is for, as the scripts take it."""
+    return "write" if to_write else "read"
 
 
 def _half(end: float) -> float:

@@ -29,7 +29,7 @@ from statecache.clock import monotonic
 from statecache.commit_protocol.install import INSTALL, Install
 from statecache.concurrency import SILENCE_S
 from statecache.concurrency.batching import WEIGHT_MAX
-from statecache.core.read.absences import Absences, Looked, no_row
+from statecache.core.read.absences import Absences, Looked, no_row, purpose
 from statecache.core.redis.tier import patience_for
 from statecache.errors import Backpressure, PostgresUnavailable, RedisUnavailable, StateCacheError, Unavailable
 from statecache.model import Record
@@ -113,7 +113,7 @@ class Hydrator:
         """Bring the keys of one shard into Redis, and return the records that were read on the way.
 
         A key that another reader brought in the meantime is not among them, nor are those of a shard whose gate is
-        closed: reading never opens it. A Redis without free memory is enough for reading: what Postgres holds is
+        closed: reading never opens it. A Redis that takes no writes is enough for reading: what Postgres holds is
         returned all the same. `to_write` says that the states are needed in Redis, and opens the gate. Raises
         Unavailable past `end`, and Backpressure where there is no memory for them. A lost exchange is repeated.
         """
@@ -248,7 +248,7 @@ class Hydrator:
             reply: list[bytes] = await self._redis.script(
                 "hydrate_begin",
                 [*fixed, *(keys.state(key) for key in missing)],
-                [self._settings.fence, token, token_ms, earlier, *missing],
+                [self._settings.fence, token, token_ms, earlier, purpose(to_write=to_write), *missing],
                 seconds=seconds * patience_for(seconds), ahead=True,
             )  # fmt: skip
         except ResponseError as error:

@@ -2,10 +2,11 @@
 --
 -- KEYS  1 meta  2 unflushed  3 hydrating  4… one state each
 -- ARGV  1 fence (on|off)  2 token  3 ms that it stands  4 tokens of the same reader whose answers were lost, spaces
---       between them  5… the keys of the states
+--       between them  5 purpose (read|write)  6… the keys of the states
 -- Gives { 'FENCED' }, { 'FOREIGN', Redis key, reason }, or { 'OK', epoch, watermark, then per state: PRESENT (another was quicker),
 -- DIRTY (not in Redis, not yet in Postgres: wait), WAIT (somebody else's token is young), TAKEN, FULL (Redis has no
--- memory for a token) }; the error READONLY where this server is no primary.
+-- memory for a token, or who reads is refused one for its disk or its replicas) }; the error READONLY where this server
+-- is no primary.
 
 local function error_of(reply) return type(reply) == 'table' and reply.err end
 
@@ -18,10 +19,10 @@ if not head[1] or head[2] ~= server then return { 'FENCED' } end
 local now = redis.call('TIME')
 local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 local token = string.format('%s|%s|%.0f', ARGV[2], head[1], ms + tonumber(ARGV[3]))
-local answer, mine = { 'OK', head[1], head[3] or '0' }, {}
+local writes, answer, mine = ARGV[5] == 'write', { 'OK', head[1], head[3] or '0' }, {}
 for one in string.gmatch(ARGV[4], '%S+') do mine[one] = true end
 for i = 4, #KEYS do
-  local key, verdict = ARGV[i + 1], 'TAKEN'
+  local key, verdict = ARGV[i + 2], 'TAKEN'
 -- include loadable
   if kind == 'hash' then
     verdict = 'PRESENT'
@@ -34,7 +35,7 @@ for i = 4, #KEYS do
       verdict = 'WAIT'
     else
       local refused = error_of(redis.pcall('HSET', KEYS[3], key, token))
-      if refused and not string.find(refused, 'OOM', 1, true) then return redis.error_reply(refused) end
+-- include unwritable
       if refused then verdict = 'FULL' end
     end
   end
