@@ -119,7 +119,7 @@ class Tables(HistoryTables):
         self._flushed[shard] = found.position.n
         flushed = {"flushed": found.position.n, "flushed_entries": found.entries, "flushed_bytes": found.bytes}
         self._redis.hset(self._keys.meta(shard), mapping=flushed)
-        self._redis.spublish(self._keys.events(shard), f"{EPOCH} {found.position.n} 0")
+        self._redis.spublish(self._keys.events(shard), f"{EPOCH} {found.position.n} 0 {CLUSTER}")
 
     def rows(self, name: str, parameters: Mapping[str, Any]) -> list[Row]:
         """Return the rows of a statement; raise ConfigurationError for one that no client needs."""

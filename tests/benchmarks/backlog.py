@@ -82,7 +82,7 @@ class Backlog:
                 if message is None:
                     raise TimeoutError(f"{len(behind)} shards were not flushed within {WAIT_S:.0f} s")
                 if message["type"] == "smessage" and message["channel"] in behind:
-                    _, flushed, _ = message["data"].split()
+                    _, flushed, *_ = message["data"].split()
                     if int(flushed) >= behind[message["channel"]]:
                         del behind[message["channel"]]
 

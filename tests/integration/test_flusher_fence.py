@@ -230,7 +230,7 @@ async def test_a_new_owner_acknowledges_first_what_a_dead_one_had_committed(
     assert listener.get_message(timeout=30)["type"] == "ssubscribe"
     await flush(heir)
     assert (agents.meta(2)["flushed"], agents.dirty(2)) == ("1", set())
-    assert listener.get_message(timeout=30)["data"] == b"1 1 0"
+    assert listener.get_message(timeout=30)["data"].startswith(b"1 1 0 ")
     listener.close()
 
 

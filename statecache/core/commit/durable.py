@@ -110,7 +110,11 @@ class Durable:
                 listener.moved(shard)
         if shard in self._waiting:
             with suppress(ValueError, TypeError):  # other events, and whatever somebody else may publish there
-                self._mark(shard, _Mark(*(int(part) for part in message.split())))
+                *mark, cluster = message.split()
+                if not self._redis.cluster:  # whose it is is not known: they look for themselves
+                    self._wake(shard)
+                elif cluster.decode() == self._redis.cluster:
+                    self._mark(shard, _Mark(*map(int, mark)))
 
     def _mark(self, shard: int, mark: _Mark) -> None:
         """Note a watermark, forward only: what was looked up may be older than what was heard meanwhile."""
@@ -118,8 +122,12 @@ class Durable:
         if known is not None and known.epoch == mark.epoch:
             mark = _Mark(mark.epoch, max(known.flushed, mark.flushed), max(known.excepted, mark.excepted))
         self._marks[shard] = mark
+        self._wake(shard, mark.flushed)
+
+    def _wake(self, shard: int, flushed: int | None = None) -> None:
+        """Wake those who wait for a position up to a watermark, or all."""
         for n, signal in list(self._waiting.get(shard, ())):
-            if mark.flushed >= n:
+            if flushed is None or flushed >= n:
                 signal.set()
 
     async def wait(

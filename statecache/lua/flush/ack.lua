@@ -7,8 +7,9 @@
 -- with nothing done, where meta is not ours.
 -- Forward only: an acknowledgement that comes late moves nothing back. No other state is touched, for any write to
 -- one would invalidate near caches and abort transactions. A state is dirty for as long as its n is above the watermark.
+-- What is published says whose watermark it is: channels know no databases, and another deployment may have the prefix.
 
-local meta = redis.call('HMGET', KEYS[1], 'epoch', 'replid', 'n', 'flushed', 'excepted')
+local meta = redis.call('HMGET', KEYS[1], 'epoch', 'replid', 'n', 'flushed', 'excepted', 'cluster')
 local flushed = tonumber(ARGV[3])
 if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] or flushed > tonumber(meta[3]) then return 0 end
 if flushed > tonumber(meta[4] or '0') then
@@ -22,5 +23,6 @@ end
 for i = 3, #KEYS do
   if redis.pcall('HGET', KEYS[i], 'change_id') == ARGV[4 + i] then redis.call('UNLINK', KEYS[i]) end
 end
-redis.call('SPUBLISH', KEYS[2], ARGV[1] .. ' ' .. (meta[4] or '0') .. ' ' .. (meta[5] or '0'))
+local told = { ARGV[1], meta[4] or '0', meta[5] or '0', meta[6] or '' }
+redis.call('SPUBLISH', KEYS[2], table.concat(told, ' '))
 return 1
