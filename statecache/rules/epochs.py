@@ -37,10 +37,10 @@ same versions and positions, or in the stream. A worker looks. Of a Redis that w
 restarts from one snapshot, nothing of the kind can be told: it looks like an old primary that comes back, and the
 server that was opened last may live elsewhere.
 
-**No number is issued twice.** A new epoch is above all that row, meta and stream name. Where meta and stream are gone
-only the row is left, and its Postgres may have gone back as well: a client may remember an epoch of the next number,
-in which it was acknowledged what nobody holds any more. So the new number is also above the time in seconds, which no
-number that was counted up from such a time, or from 0, has come to. The client finds its positions dead by that.
+**No number is issued twice.** A new epoch is above all that row, meta and stream name. But a replica and a standby that
+take over may both lack the last epoch, as may tiers that were put back: a client may remember an epoch of the next
+number, in which it was acknowledged what nobody holds any more. So each but the first is also above the time in
+seconds, which no number that was issued earlier has come to. The client finds its positions dead by that.
 
 Where the **fence is off** no replid tells that a data set came back without its end. Its copy of the watermark does:
 the shard is open only where that is the row's. What it holds between the two must be what Postgres holds there, entry
@@ -91,7 +91,8 @@ class Pin(NamedTuple):
 class ShardRow(msgspec.Struct, frozen=True, kw_only=True):
     """What opening a gate needs of a shard's row in Postgres, with the cluster that it belongs to.
 
-    `now_s` is the time of Postgres' clock, in seconds since 1970.
+    `now_s` is the time of Postgres' clock, in seconds since 1970. Each epoch but the first is above it: a replica and a
+    standby that take over may both have forgotten epochs, of which no number may come again.
     """
 
     shard: int
@@ -216,7 +217,7 @@ def decide(
         return None
     if look.reservation and look.reserved_left_ms > 0:
         return Refusal(why="another process is opening it", wait=True)
-    seen = max(look.epoch or 0, look.last[0], row.epoch, row.now_s if row.epoch and look.is_bare else 0)
+    seen = max(look.epoch or 0, look.last[0], row.epoch, row.now_s if row.epoch else 0)
     if seen > EPOCH_MAX:
         return Refusal(why=f"its stream has come to the id {look.last[0]}-{look.last[1]}; an operator must replace it")
     went_back = _is_named(row, look) and look.flushed > row.flushed

@@ -129,7 +129,7 @@ async def test_a_write_that_misses_behind_a_closed_gate_opens_it_first(
     first = await client.set(f"{KEY}/first", 1)
     _close_the_gate(redis_raw, keys)
     assert (await client.update(KEY, lambda value: value + 1, default=0)).value == 1
-    assert int(redis_raw.hget(keys.meta(keys.shard(KEY)), "epoch")) == first.epoch + 1
+    assert int(redis_raw.hget(keys.meta(keys.shard(KEY)), "epoch")) > first.epoch
 
 
 def _close_the_gate(redis_raw: Any, keys: KeySpace) -> None:

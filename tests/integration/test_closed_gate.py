@@ -261,7 +261,7 @@ async def test_who_writes_opens_the_gate_and_reads_what_is_behind_it(
         seen = await tx.get(KEY)
     assert seen is not None
     assert seen.value == "new"
-    assert shard.epoch == epoch + 1
+    assert shard.epoch > epoch
 
 
 async def test_a_shard_is_proven_once_on_the_tracked_connection(

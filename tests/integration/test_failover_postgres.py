@@ -81,7 +81,7 @@ def test_writes_wait_for_their_epoch_and_reads_too_while_postgres_is_down(tiers:
 
     tiers.restart("postgres")
     after = agent.set(KEY, "after")
-    assert (after.epoch, after.version) == (before.epoch + 1, 2)
+    assert (after.epoch > before.epoch, after.version) == (True, 2)
     shard.check(a)
 
 
@@ -103,7 +103,8 @@ def test_a_postgres_that_was_restored_to_before_two_restarts_is_overtaken_by_wha
     shard.flush(a)
     unflushed = shard.put(a, "runs/44", 1)
     backup.put_back()
-    assert (shard.row().epoch, shard.row().flushed, shard.meta(a)["epoch"]) == (1, 2, "3")
+    assert (shard.row().epoch, shard.row().flushed) == (1, 2)
+    newest = int(shard.meta(a)["epoch"])
     held = shard.keys.state(KEY), shard.keys.state("runs/43"), shard.keys.changes(0)
     if redis == "has forgotten it":
         for name in held:
@@ -115,7 +116,7 @@ def test_a_postgres_that_was_restored_to_before_two_restarts_is_overtaken_by_wha
     for authority in refused_by:
         with pytest.raises(Unavailable) as refused:
             shard.open(a, authority)
-        assert "holds epoch 3 of" in refused.value.detail
+        assert f"holds epoch {newest} of" in refused.value.detail
         assert "Postgres says epoch 1 of" in refused.value.detail
     if redis == "holds another":
         return
@@ -123,7 +124,8 @@ def test_a_postgres_that_was_restored_to_before_two_restarts_is_overtaken_by_wha
         shard.raw(a).rename(f"evicted-{name}", name)
     (opened,) = shard.open(a, "worker")
 
-    assert [epoch for epoch, _ in shard.epochs()] == [1, 4]
+    assert [epoch for epoch, _ in shard.epochs()] == [1, opened.epoch]
+    assert opened.epoch > newest > 1
     assert (opened.start_n, opened.dropped, opened.conflicts) == (5, 1, 0), (
         "one state was flushed, and may have been loaded"
     )
@@ -151,11 +153,12 @@ def test_a_restored_postgres_that_knows_the_server_is_overtaken_by_whoever_comes
     shard.flush(a)
     shard.put(a, KEY, 3)
     backup.put_back()
-    assert (shard.row().epoch, shard.meta(a)["epoch"]) == (1, "2")
+    newest = int(shard.meta(a)["epoch"])
+    assert newest > shard.row().epoch == 1
 
     (opened,) = shard.open(a, "worker")
-    assert opened.epoch == 3
-    assert [epoch for epoch, _ in shard.epochs()] == [1, 3]
+    assert opened.epoch > newest
+    assert [epoch for epoch, _ in shard.epochs()] == [1, opened.epoch]
     shard.check(a)
     shard.put(a, KEY, 4)
     assert shard.flush(a) == 3

@@ -111,7 +111,7 @@ async def test_a_redis_that_came_back_shorter_and_was_left_alone_is_opened_anew(
     assert [state and state.value for state in found.values()] == ["both"] * 4 + ["durable"] * 3
     after = await agent.set(f"{GROUP}/4", "after")
     await flush(worker)
-    assert rows(psql, "SELECT epoch, n FROM change WHERE change_id = %s", after.change_id) == [(2, 9)]
+    assert rows(psql, "SELECT epoch > 1, n FROM change WHERE change_id = %s", after.change_id) == [(True, 9)]
     assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
 
 

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from statecache import Lost
+from statecache import AsyncStateCache, Lost, OutcomeUnknown
 from statecache.errors import Unavailable
 from statecache.rules.epochs import Authority
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
+from tests.fixtures.faults import through
 from tests.fixtures.servers import MakeSettings
+from tests.support.fault_proxy import FaultProxy
 from tests.support.gate_world import World, world
+from tests.support.polling import pause_thread
 from tests.support.postgres_backup import Backup
 
 pytestmark = pytest.mark.counts_seconds
@@ -52,6 +55,7 @@ def test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it(
     gone = [agent.set(KEY, number) for number in range(5)]
     shard.flush(a)
     assert [agent.wait_durable(state) for state in gone] == gone
+    _until_later_than(shard, gone[-1].epoch)
     backup.put_back()
     shard.raw(a).flushall()
 
@@ -69,6 +73,54 @@ def test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it(
         agent.wait_durable(gone[-1], timeout=60)
     outcome = agent.outcome(gone[-1].change_id, KEY, position=gone[-1].position)
     assert (outcome.verdict, outcome.settled) == ("lost", True)
+
+
+async def test_no_epoch_is_issued_twice_where_a_replica_and_a_standby_that_lag_take_over(
+    tiers: Servers, shard: World, tmp_path: Path
+) -> None:
+    """Neither knows of the last epoch: who was acknowledged in it takes nothing of it for the new one's."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, "kept")
+    shard.flush(a)
+    b = shard.replica(a, "b")
+    shard.in_step(a)
+    shard.promote(b)
+    backup = Backup(tiers, tmp_path)
+    a.restart()
+    shard.open(a, "client")
+    async with (
+        FaultProxy("127.0.0.1", a.port) as address,
+        AsyncStateCache(settings=through(shard.on(a, timeout_s=20), redis=address)) as agent,
+    ):
+        gone = [await agent.set(KEY, number) for number in range(20)]
+        shard.flush(a)
+        assert [await agent.wait_durable(state) for state in gone] == gone
+        _until_later_than(shard, gone[-1].epoch)
+        backup.put_back()
+        (opened,) = shard.open(b, "worker")
+        assert opened.epoch > gone[-1].epoch
+        address.retarget("127.0.0.1", b.port)
+        address.cut_all()
+        for number in range(3):
+            with pytest.raises(OutcomeUnknown):
+                await agent.set("runs/43", number, durability="postgres", timeout=1.5)
+        found = await agent.get(KEY)
+        assert (found and found.value, shard.sql("SELECT count(*) FROM change")) == ("kept", [(1,)])
+        address.retarget("127.0.0.1", a.port)
+        address.cut_all()
+        with pytest.raises(Unavailable) as refused:
+            await agent.get(KEY, timeout=1.5)
+        assert refused.value.reason == "epoch"
+        with pytest.raises((Unavailable, OutcomeUnknown), match="Postgres says epoch"):  # its connection was cut, too
+            await agent.set(KEY, "old branch", timeout=1.5)
+        assert shard.state(a, KEY)["change_id"] == gone[-1].change_id
+
+
+def _until_later_than(shard: World, epoch: int) -> None:
+    """Wait until the clock is past a second by which an epoch was numbered."""
+    while shard.sql("SELECT extract(epoch FROM clock_timestamp())::bigint") <= [(epoch,)]:
+        pause_thread()
 
 
 @pytest.mark.parametrize("reopened", [False, True])
