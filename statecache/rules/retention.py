@@ -55,3 +55,9 @@ def checked_retention(
         hint = "Leave out retention and retention_count, or say history='full'."
         raise UsageError("history='latest' keeps no value of a change that was replaced", hint=hint)
     return Retention(history=history or "full", max_age=retention, max_count=retention_count)
+
+
+def retention_of(history: str, age_s: float | None, count: int | None) -> Retention:
+    """Return a policy as Postgres gives it."""
+    age = None if age_s is None else timedelta(seconds=age_s)
+    return Retention(history="latest" if history == "latest" else "full", max_age=age, max_count=count)

@@ -229,7 +229,7 @@ class Tables(HistoryTables):
         return [(self._policies(),)]
 
     def _declare_history(self, name: str, history: str, age: Any, count: int | None, by: str) -> list[Row]:
-        return [self._histories.setdefault(name, (history, age, count, by))]
+        return [self._histories.setdefault(name, (history, None if age is None else age.total_seconds(), count, by))]
 
     # Erasing.
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
 from itertools import count
 from typing import Any
 
@@ -114,6 +115,44 @@ async def test_defaults_of_a_role_or_a_database_change_nothing(
         value = DEFAULTS[name]
         site.postgres.execute(f"ALTER {of} {odd} SET {name} = '{value}'".encode())
         await _round(make_settings(migrated=False, postgres_url=url))
+
+
+@pytest.mark.parametrize("style", ["iso_8601", "postgres_verbose", "sql_standard"])
+async def test_policies_and_places_of_readers_are_read_and_kept_whatever_the_defaults_are(
+    make_settings: MakeSettings, site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    style: str,
+) -> None:  # fmt: skip
+    with _database(site) as (odd, url):
+        site.postgres.execute(f"ALTER ROLE {odd} SET IntervalStyle = '{style}'".encode())
+        site.postgres.execute(f"ALTER ROLE {odd} SET synchronous_commit = off".encode())
+        settings = make_settings(migrated=False, postgres_url=url)
+        await migrate(settings)
+        cli = CommandLine(settings, monkeypatch, capsys)
+        async with _world(settings) as (worker, cache, _, psql):
+            _note_commits(psql, "retention", "consumer")
+            await cache.namespace("aged", retention=timedelta(hours=26)).set("1", 1)
+            told = await cli.beside("policy", "runs", "--retention", "36h", "--yes")
+            assert (told.status, told.err) == (0, "")
+            await cache.set("runs/1", 1)
+            await flush(worker)
+            assert rows(psql, "SELECT count(*) FROM change") == [(2,)]
+            told = await cli.beside("policy", "aged", "--json")
+            assert (told.status, "93600" in told.out) == (0, True)
+            async with cache.changes("runs/", consumer="billing", follow=False) as feed:
+                assert [one.key async for one in feed] == ["runs/1"]
+            assert set(rows(psql, "SELECT made, waits FROM noted")) == {("retention", "on"), ("consumer", "on")}
+
+
+def _note_commits(psql: Psql, *tables: str) -> None:
+    """Have each write to these tables leave whether its COMMIT waits for the disk."""
+    psql.execute("CREATE TABLE noted (made text, waits text)")
+    psql.execute(
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" INSERT INTO {psql.execute('SELECT current_schema()').fetchone()[0]}.noted"  # type: ignore[index]
+        " VALUES (TG_TABLE_NAME, current_setting('synchronous_commit')); RETURN NULL; END $$".encode()
+    )
+    for name in tables:
+        psql.execute(f"CREATE TRIGGER note AFTER INSERT OR UPDATE ON {name} EXECUTE FUNCTION note()".encode())
 
 
 @pytest.mark.parametrize("of", ["ROLE", "DATABASE"])

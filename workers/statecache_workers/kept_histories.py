@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from statecache.retention import Retention
+from statecache.rules.retention import retention_of
 
 
 class KeptHistories(msgspec.Struct):
@@ -21,8 +21,3 @@ class KeptHistories(msgspec.Struct):
         policies = {name: retention_of(*policy) for name, *policy, _, _ in rows}
         self.latest = frozenset(name for name, one in policies.items() if one.history == "latest")
         self.bounded = any(one.bounded for one in policies.values())
-
-
-def retention_of(history: str, age: Any, count: int | None) -> Retention:
-    """Return a policy as it is recorded."""
-    return Retention(history="latest" if history == "latest" else "full", max_age=age, max_count=count)

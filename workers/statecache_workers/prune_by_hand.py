@@ -13,8 +13,8 @@ from statecache.concurrency import TASKS
 from statecache.core.postgres.tier import PostgresTier
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import KeySpace
+from statecache.rules.retention import retention_of
 from statecache_workers.database import Call, Database
-from statecache_workers.kept_histories import retention_of
 from statecache_workers.prune_passes import patiently
 from statecache_workers.pruning import Lots, Place, Pruned, Pruner
 

@@ -16,8 +16,8 @@ from statecache.clock import monotonic as real_monotonic
 from statecache.concurrency import TASKS
 from statecache.core.postgres.tier import PostgresTier
 from statecache.errors import ConfigurationError, PostgresUnavailable
+from statecache.rules.retention import retention_of
 from statecache_workers.database import Call, Database
-from statecache_workers.kept_histories import retention_of
 from statecache_workers.logs import crash, say, warn
 from statecache_workers.postgres_errors import Poison
 from statecache_workers.pruning import Lot, Lots, Place, Pruned, Pruner

@@ -25,9 +25,8 @@ from statecache.model import ChangeRecord, ChangeSet, Position
 from statecache.rules.chains import ChainRow, Counts, Fault, MadePin, StateRow, Walk
 from statecache.rules.links import Due, Linked
 from statecache.rules.pins import checkpoints_of, pin_of, prefix_of
-from statecache.rules.retention import RecordedPolicy
+from statecache.rules.retention import RecordedPolicy, retention_of
 from statecache_workers.database import Call, Database, Transaction
-from statecache_workers.kept_histories import retention_of
 from statecache_workers.origins import made_from
 from statecache_workers.postgres_arrays import integers, texts
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.errors import ConfigurationError, PostgresUnavailable
-from statecache.retention import Retention
+from statecache.rules.retention import retention_of
 from statecache.settings import Settings, writer_of
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from statecache.concurrency import Background
     from statecache.core.postgres.tier import PostgresTier
+    from statecache.retention import Retention
 
 _PAUSE_S = 5.0
 _TRIES = 12
@@ -90,8 +91,8 @@ class HistoryPolicies:
             "name": name, "history": retention.history, "age": retention.max_age, "count": retention.max_count,
             "by": writer_of(self._settings),
         }  # fmt: skip
-        ((history, age, count, by),) = await self._postgres.fetch("declare_history", asked, seconds=self._seconds)
-        recorded = Retention(history=history, max_age=age, max_count=count)
+        ((*policy, by),) = await self._postgres.fetch("declare_history", asked, seconds=self._seconds)
+        recorded = retention_of(*policy)
         if recorded != retention:
             _logger.warning(
                 "of the history of %r %s stay, as %s recorded, not %s; `statecache policy` changes it",

@@ -1,5 +1,5 @@
 -- Takes a namespace that is due, where its policy lets values go and nobody else is at it, and gives where its pass stands
--- and the policy. A pass that somebody left is gone on with; a new one begins so long after the last one's end.
+-- and the policy, ages in seconds. A pass that somebody left is gone on with; a new one begins so long after the last one's end.
 WITH due AS (
     SELECT r.name FROM {schema}.retention r LEFT JOIN {schema}.prune_pass p ON p.name = r.name
     WHERE (r.history = 'latest' OR r.max_age IS NOT NULL OR r.max_count IS NOT NULL)
@@ -18,5 +18,5 @@ WITH due AS (
     WHERE p.held_until <= now()
     RETURNING p.name, p.key, p.version
 )
-SELECT t.name, t.key, t.version, r.history, r.max_age, r.max_count
+SELECT t.name, t.key, t.version, r.history, extract(epoch FROM r.max_age)::float8, r.max_count
 FROM taken t JOIN {schema}.retention r ON r.name = t.name
