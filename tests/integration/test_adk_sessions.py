@@ -292,6 +292,28 @@ async def test_the_last_event_is_not_appended_twice(make: MakeService) -> None:
     assert texts((await loaded(service)).events) == ["hi", "more"]
 
 
+@pytest.mark.parametrize("size", [1, 20_000])
+async def test_who_appends_an_event_again_has_it_once_though_others_went_on(make: MakeService, size: int) -> None:
+    service = make()
+    session = await service.create_session(**ID)
+    told, lost = event("one", changes={"user:n": 1, "m": 1}), session.model_copy(deep=True)
+    await service.append_event(session.model_copy(deep=True), told)
+    for number in range(2, 12):
+        another = await loaded(service)
+        await service.append_event(another, event(f"{number}".ljust(size), changes={"user:n": number}))
+    found = await loaded(service)
+    await service.append_event(lost, told.model_copy(deep=True))
+    assert [one.id for one in lost.events] == [told.id]
+    assert await loaded(service) == found
+    with pytest.raises(StaleSessionError):
+        await service.append_event(lost, event("new"))
+    again = found.model_copy(deep=True)
+    await service.append_event(again, told.model_copy(deep=True))
+    assert (again.events, await loaded(service)) == (found.events, found)
+    await service.append_event(again, event("new"))
+    assert len((await loaded(service)).events) == len(found.events) + 1
+
+
 async def test_what_a_caller_changes_afterwards_changes_nothing(make: MakeService) -> None:
     service, given = make(), {"list": [1], "user:list": [1]}
     session = await service.create_session(**ID, state=given)

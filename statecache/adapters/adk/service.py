@@ -121,7 +121,7 @@ class StateCacheSessionService(OnEventLoops, BaseSessionService):
         """Append an event to a session, and to the session object, and return it.
 
         The event and what it changes in the state are one: all of it counts, or none. A `partial` event is not kept,
-        and `temp:` keys are in the session object alone. An event that is the session's last one already is not
+        and `temp:` keys are in the session object alone. An event that the session has already is not
         appended again. Raises StaleSessionError, a ValueError, where somebody has gone on with the session since the
         object was loaded, SessionNotFoundError where it is gone, and LimitExceeded for an event above 8 MiB.
         """
@@ -131,10 +131,10 @@ class StateCacheSessionService(OnEventLoops, BaseSessionService):
         event = self._trim_temp_delta_state(event)
         place = place_of(session.app_name, session.user_id, session.id)
         here = self._here(place)
-        revision = await alone(here, lambda: _sessions(here).append(place, session, event))
+        appended = await alone(here, lambda: _sessions(here).append(place, session, event))
         # Who was cancelled does not come here: an object that lacks an event which was appended is not current.
-        session.last_update_time, session._storage_update_marker = event.timestamp, revision
-        if any(one is event or one.id == event.id for one in session.events[-1:]):
+        session.last_update_time, session._storage_update_marker = event.timestamp, appended.revision
+        if any(one is event or one.id == event.id for one in session.events[0 if appended.there else -1 :]):
             return event
         return self._commit_event_to_session(session, event)
 

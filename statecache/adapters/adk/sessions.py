@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     Writes = Sequence[Set | Create | Delete]
 
 _PAGES_A_COMMIT = 255
+_LOOKED_BACK = 500
+"""Among so many of the last events, or a few more, one is looked for that may have been appended before."""
 _NOT_PROVEN = "not known to be as durable as it has to be"
 _SHARED = "what its app and its user share is not up to date"
 
@@ -79,6 +81,13 @@ class _Done(NamedTuple):
     def of(cls, state: State[Any] | None) -> Self:
         """Return the commit that a state is of."""
         return cls("" if state is None else state.change_id)
+
+
+class Appended(NamedTuple):
+    """What an append came to: the revision of the session object, and whether the event was `there` already."""
+
+    revision: str | None
+    there: bool
 
 
 class Sessions:
@@ -133,27 +142,30 @@ class Sessions:
         """Return the state of a user, under keys without a prefix."""
         return (await states_of(self._view, [place.user]))[place.user]
 
-    async def append(self, place: Place, session: Session, event: Event) -> str:
-        """Append an event to a session that is as the session object says, and return the revision that it then has.
+    async def append(self, place: Place, session: Session, event: Event) -> Appended:
+        """Append an event to a session that is as the session object says, or find that it was appended before.
 
         Raises StaleSessionError where it is another one, DurabilityNotMet for one that is appended and not yet at the
         level that was asked for, and DurabilityRefused where nothing was appended for that.
         """
         data, deltas, revision = event_data(event), deltas_of(event.actions.state_delta), token_hex(8)
         prepared: list[Of] = []
-        failed = _given_up()
+        failed, there = _given_up(), False
         try:
             for attempt in range(ATTEMPTS_MAX):
                 mode: ReadMode = "primary" if attempt or deltas.app or deltas.user else "local"
                 found = await arun(self._view, read_pages(place, 0, head=mode, pages=mode))
                 known: Head = found.known
-                if found.head is not None and _is_last(found, data.data):
+                current = found.head is not None and _is_current(session, found)
+                held = any(one.id == event.id for one in session.events)
+                there = await self._holds(place, found, data.data, back=held or not (current or mode == "local"))
+                if there:
                     proven = await self._proven(place, found)
                     if proven is None:
                         continue
                     done, revision, prepared = proven, known.revision, known.prepared
                     break
-                if found.head is None or not _is_current(session, found):
+                if not current:
                     if mode == "local":
                         continue
                     raise _refused(place, found)
@@ -178,7 +190,20 @@ class Sessions:
             await resolve(self._view, place, revision, prepared)
         if done.lacking is not None:
             raise done.lacking
-        return revision
+        goes_on = not there or current or _is_among(found.items()[-1:], data.data)
+        return Appended(revision if goes_on else session._storage_update_marker, there=there)
+
+    async def _holds(self, place: Place, found: Found, event: Any, *, back: bool) -> bool:
+        """Return whether an event was appended before; with `back` of more than the last page, too.
+
+        Its answer was lost, and others may have gone on with the session since.
+        """
+        if found.head is None or _is_among(found.items(), event):
+            return found.head is not None
+        if not back:
+            return False
+        found = await arun(self._view, read_pages(place, _LOOKED_BACK, head="primary", pages="primary"))
+        return _is_among(found.items(), event)
 
     async def _proven(self, place: Place, found: Found) -> _Done | None:
         """Prove that a session that has its event is as durable as it has to be, and return what it is then of.
@@ -315,10 +340,12 @@ def _is_current(session: Session, found: Found) -> bool:
     return not last or head.last_update_time <= session.last_update_time
 
 
-def _is_last(found: Found, data: Any) -> bool:
-    """Return whether an event is the last one already: it was appended before, and its answer was lost."""
-    last, new = found.items()[-1:], [given(data)]
-    return last == new and same(last, new)  # mostly it is another one, which the first tells sooner
+def _is_among(events: Sequence[Any], data: Any) -> bool:
+    """Return whether an event is one of these."""
+    new = given(data)
+    return any(
+        one == new and same(one, new) for one in events
+    )  # mostly it is another one, which the first tells sooner
 
 
 def _given_up() -> StateCacheError:
