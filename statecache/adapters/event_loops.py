@@ -25,7 +25,7 @@ from statecache import AsyncStateCache, Settings, Unavailable, UsageError
 from statecache.adapters.given_up import until_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Hashable
 
     from statecache import AsyncNamespace
 
@@ -73,7 +73,16 @@ class LoopClients:
         self._given = None if isinstance(cache, Settings) else self._client(cache)
         self._mutex, self._closed = Lock(), False
         self._made: dict[asyncio.AbstractEventLoop, _Made] = {}
+        self._turns: weakref.WeakValueDictionary[tuple[int, Hashable], asyncio.Lock] = weakref.WeakValueDictionary()
         weakref.finalize(self, _end_all, self._made)
+
+    def on(self, what: Hashable) -> Client:
+        """Return the client for this event loop, on which writes to that thing go one after the other."""
+        here, key = self.here(), (id(asyncio.get_running_loop()), what)
+        turns = self._turns.get(key)
+        if turns is None:
+            turns = self._turns[key] = asyncio.Lock()
+        return here._replace(writing=turns)
 
     def here(self) -> Client:
         """Return the client for this event loop; raise UsageError once it is closed."""

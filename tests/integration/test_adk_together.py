@@ -346,7 +346,7 @@ def test_event_loops_and_threads_share_a_service(settings: Settings) -> None:
         thread.join()
     assert asyncio.run(service.get_user_state(**WHOSE)) == dict.fromkeys("0123", 2)
     assert service._clients._made == {}
-    assert len(service._writing) == 0
+    assert len(service._clients._turns) == 0
 
 
 def test_a_run_that_is_not_awaited_may_be_followed_by_another(settings: Settings) -> None:

@@ -18,6 +18,7 @@ from statecache import (
     AsyncNamespace,
     AsyncStateCache,
     CodecError,
+    DurabilityRefused,
     LimitExceeded,
     OutcomeUnknown,
     Settings,
@@ -26,7 +27,7 @@ from statecache import (
 )
 from statecache.adapters.filling import PAGE_ITEMS_MAX
 from statecache.adapters.openai_agents import StateCacheSession
-from statecache.adapters.pydantic_ai import StateCacheConversationStore
+from statecache.adapters.pydantic_ai import StateCacheConversationStore, log
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, flushing, rows
@@ -281,6 +282,46 @@ async def test_postgres_holds_what_was_saved_where_that_was_asked_for(
         for number in range(3):
             await saved(store, "42", turn(number))
             assert rows(psql, "SELECT max(version) FROM change WHERE key = 'pydantic-ai/42'") == [(number + 1,)]
+
+
+async def test_of_a_large_save_whose_first_part_is_not_durable_enough_nothing_counts_and_nothing_stays(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes more than one commit, and the worker is away until it is tried again."""
+    monkeypatch.setattr(log, "_COMMIT_BYTES_MAX", 64 * 1024)
+    long = turns(4, size=40_000)
+    async with AsyncStateCache(settings=settings.model_copy(update={"timeout_s": 3.0})) as hasty:
+        with pytest.raises(DurabilityRefused):
+            await saved(StateCacheConversationStore(hasty, durability="postgres"), "42", long)
+    assert [state.key async for state in cache.list("pydantic-ai/42")] == []
+    store = StateCacheConversationStore(cache, durability="postgres")
+    assert await store.load("42") is None
+    async with flushing(worker):
+        await saved(store, "42", long)
+        assert len(await said(store)) == len(long)
+        await store.delete("42")
+    assert [state.key async for state in cache.list("pydantic-ai/42")] == []
+
+
+async def test_conversations_do_not_wait_for_one_another(
+    store: StateCacheConversationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, held, go_on = AsyncNamespace.commit, asyncio.Event(), asyncio.Event()
+
+    async def holding(view: Any, writes: Any, **more: Any) -> Any:
+        if not held.is_set():
+            held.set()
+            await go_on.wait()
+        return await commit(view, writes, **more)
+
+    monkeypatch.setattr(AsyncNamespace, "commit", holding)
+    first = asyncio.create_task(saved(store, "1", turn(1)))
+    await held.wait()
+    async with asyncio.timeout(20):
+        await saved(store, "2", turn(2))
+    assert not first.done()
+    go_on.set()
+    await first
 
 
 def test_event_loops_and_threads_share_a_store(settings: Settings) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakValueDictionary
 
 from google.adk.platform import uuid as platform_uuid
 from google.adk.sessions.base_session_service import BaseSessionService, GetSessionConfig, ListSessionsResponse
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from google.adk.sessions.session import Session
 
     from statecache import AsyncStateCache, Durability
-    from statecache.adapters.adk.documents import Place
 
 NAMESPACE = "adk"
 
@@ -49,7 +46,6 @@ class StateCacheSessionService(OnEventLoops, BaseSessionService):
         self._namespace = namespace
         on, policy = Settings() if cache is None else cache, {"durability": durability}
         self._clients = LoopClients(on, namespace, policy, of="service", run_sync="asyncio.run around each call")
-        self._writing: WeakValueDictionary[tuple[int, Place], asyncio.Lock] = WeakValueDictionary()
 
     @classmethod
     def from_url(
@@ -85,7 +81,7 @@ class StateCacheSessionService(OnEventLoops, BaseSessionService):
         the user, share; `temp:` is not kept. Raises AlreadyExistsError where there is a session of that id.
         """
         place = place_of(app_name, user_id, (session_id or "").strip() or platform_uuid.new_uuid())
-        here = self._here(place)
+        here = self._clients.on(place)
         return await alone(here, lambda: _sessions(here).create(place, state or {}))
 
     async def get_session(
@@ -110,7 +106,7 @@ class StateCacheSessionService(OnEventLoops, BaseSessionService):
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
         """Delete a session and its events, where there is one. What it held stays in the history: `erase` ends that."""
         place = place_of(app_name, user_id, session_id.strip())
-        here = self._here(place)
+        here = self._clients.on(place)
         await alone(here, lambda: _sessions(here).delete(place))
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
@@ -130,22 +126,13 @@ class StateCacheSessionService(OnEventLoops, BaseSessionService):
         self._apply_temp_state(session, event)
         event = self._trim_temp_delta_state(event)
         place = place_of(session.app_name, session.user_id, session.id)
-        here = self._here(place)
+        here = self._clients.on(place)
         appended = await alone(here, lambda: _sessions(here).append(place, session, event))
         # Who was cancelled does not come here: an object that lacks an event which was appended is not current.
         session.last_update_time, session._storage_update_marker = event.timestamp, appended.revision
         if any(one is event or one.id == event.id for one in session.events[0 if appended.there else -1 :]):
             return event
         return self._commit_event_to_session(session, event)
-
-    def _here(self, place: Place) -> Client:
-        """Return the client for this event loop, on which writes to one session go one after the other."""
-        here = self._clients.here()
-        key = (id(asyncio.get_running_loop()), place)
-        writing = self._writing.get(key)
-        if writing is None:
-            writing = self._writing[key] = asyncio.Lock()
-        return here._replace(writing=writing)
 
 
 def _sessions(here: Client) -> Sessions:

@@ -24,10 +24,8 @@ from statecache import (
     Create,
     Delete,
     DurabilityNotMet,
-    DurabilityRefused,
     NotFound,
     OutcomeUnknown,
-    RedisUnavailable,
     Set,
     StateCacheError,
     UsageError,
@@ -48,7 +46,7 @@ from statecache.adapters.adk.documents import (
     sessions_of,
 )
 from statecache.adapters.adk.shared import prepare, resolve, states_of, withdraw
-from statecache.adapters.applied import is_applied
+from statecache.adapters.applied import is_applied, nothing_written
 from statecache.adapters.items import given, kept, same
 from statecache.adapters.pages import ATTEMPTS_MAX, Found, read_pages
 from statecache.adapters.plans import arun
@@ -101,7 +99,7 @@ class Sessions:
         deltas, revision = deltas_of(state), token_hex(8)
         head = place.begun(deltas.session, platform_time.get_time(), token_hex(4), revision)
         exists = AlreadyExistsError(f"Session with id {place.session_id} already exists.")
-        with _nothing_written("create_session"):
+        with nothing_written("create_session"):
             prepared = await prepare(self._view, place, "", revision, deltas)
         head = msgspec.structs.replace(head, prepared=prepared)
         try:
@@ -169,7 +167,7 @@ class Sessions:
                     if mode == "local":
                         continue
                     raise _refused(place, found)
-                with _nothing_written("append_event"):
+                with nothing_written("append_event"):
                     await resolve(self._view, place, known.revision, known.prepared)
                     # Again at each attempt: who saw the session at another revision meanwhile has given it up.
                     prepared = await prepare(self._view, place, known.revision, revision, deltas)
@@ -231,7 +229,7 @@ class Sessions:
                 await arun(self._view, delete_remains(place.head, place.pages, "delete_session"))
                 return
             head = read_head(state)
-            with _nothing_written("delete_session"):
+            with nothing_written("delete_session"):
                 await resolve(self._view, place, head.revision, head.prepared)
             pages = [place.page(head, number) for number in range(1, head.pages + 1)]
             now = [Delete(page) for page in pages[:_PAGES_A_COMMIT] if page not in gone]
@@ -286,26 +284,6 @@ class Sessions:
 
     async def _session(self, place: Place, head: Head, events: list[Event]) -> Session:
         return _made(place, head, events, await states_of(self._view, [place.app, place.user]))
-
-
-@contextmanager
-def _nothing_written(reason: str) -> Iterator[None]:
-    """Have what is done before a session's commit end the call as one that wrote nothing.
-
-    It may lack durability, or its answer: nothing of it takes effect without the commit.
-    """
-    try:
-        yield
-    except DurabilityNotMet as error:
-        why = f"{error.reached} of {error.wanted} copies acknowledged what goes before {reason}, so it did nothing"
-        raise DurabilityRefused(error.level, reason=why, hint="Try again once the copies are there.") from error
-    except OutcomeUnknown as error:
-        if OutcomeUnknown.awaited not in error.reason:
-            why = f"what goes before {reason} was not answered, so it did nothing: {error.reason}"
-            raise RedisUnavailable("connection", detail=why, hint="Try again.") from error
-        why = f"what goes before {reason} is not known to be in Postgres, so it did nothing"
-        hint = "Try again once a worker runs: `statecache doctor`."
-        raise DurabilityRefused("postgres", reason=why, hint=hint) from error
 
 
 def _made(place: Place, head: Head, events: list[Event], states: dict[str, dict[str, Any]]) -> Session:

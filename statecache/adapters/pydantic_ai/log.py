@@ -10,6 +10,7 @@ meanwhile is never written over.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import ceil
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +28,7 @@ from statecache import (
     UsageError,
     VersionConflict,
 )
-from statecache.adapters.applied import is_applied
+from statecache.adapters.applied import is_applied, nothing_written
 from statecache.adapters.filling import FRAME_BYTES
 from statecache.adapters.items import Kept
 from statecache.adapters.plans import arun
@@ -102,7 +103,7 @@ class Logs:
                 continue
             if attempt < 2:
                 shared = await self._shared(place, found, record, entries)
-            writes = await self._added(place, found, record, [*shared, *lines])
+            writes, ahead = await self._added(place, found, record, [*shared, *lines])
             try:
                 await self._view.commit(writes, reason="save")
             except (VersionConflict, NotFound) as error:
@@ -113,8 +114,14 @@ class Logs:
                 if await arun(self._view, is_applied(error, place.head)):
                     return
                 asked, failed = True, error
+            except DurabilityNotMet:  # which is applied
+                raise
+            except StateCacheError:
+                await self._take_back(ahead)
+                raise
             else:
                 return
+            await self._take_back(ahead)
         raise failed
 
     async def delete(self, conversation_id: str, expected_revision: str) -> None:
@@ -230,8 +237,11 @@ class Logs:
 
     async def _added(
         self, place: Place, found: Found, record: ConversationRecord, lines: Sequence[tuple[str, Kept]]
-    ) -> list[Set | Delete]:
-        """Return what writes a record and adds lines; what one commit cannot take of a new log is written before it."""
+    ) -> tuple[list[Set | Delete], list[str]]:
+        """Return what writes a record and adds lines, and the names of what was written before, of a new log.
+
+        That is what one commit cannot take.
+        """
         known = found.known
         log = token_hex(4) if known is None else known.log
         pages, count = (0, 0) if known is None else (known.pages, known.entries)
@@ -244,12 +254,11 @@ class Logs:
                 sets.append(Set(place.page(log, pages), page, expected=found.page))
         new = page_sets(place, log, pages + 1, filled)
         head = head_of(record, log, pages + len(new), count + len(lines))
-        if known is None:
-            new = await self._written_ahead(new)
-        return [Set(place.head, head, expected=found.head), *sets, *new]
+        ahead = await self._written_ahead(new) if known is None else []
+        return [Set(place.head, head, expected=found.head), *sets, *new[len(ahead) :]], ahead
 
-    async def _written_ahead(self, new: list[Set]) -> list[Set]:
-        """Write the first pages of a large log that no record names yet, and return the rest."""
+    async def _written_ahead(self, new: list[Set]) -> list[str]:
+        """Write the first pages of a large log that no record names yet, and return their names."""
         sizes = [len(msgspec.json.encode(one.value)) + FRAME_BYTES for one in new]
         left, size = 0, sum(sizes)
         while size > _COMMIT_BYTES_MAX or len(new) - left > _STATES_PER_COMMIT:
@@ -260,6 +269,18 @@ class Logs:
                 taken, upto = taken + sizes[upto], upto + 1
             if upto == left:
                 break
-            await self._view.commit(new[left:upto], reason="save")
+            names = [one.name for one in new[:upto]]
+            try:
+                with nothing_written("save"):
+                    await self._view.commit(new[left:upto], reason="save")
+            except StateCacheError:
+                await self._take_back(names)
+                raise
             left, size = upto, size - taken
-        return new[left:]
+        return [one.name for one in new[:left]]
+
+    async def _take_back(self, names: Sequence[str]) -> None:
+        """Delete pages that no record names, as far as that can be done: nobody waits for it."""
+        if names:
+            with suppress(StateCacheError):
+                await self._view.delete_many(names, reason="save", durability="memory")

@@ -123,7 +123,7 @@ class StateCacheConversationStore(OnEventLoops, ConversationStore):
 
         Raises ConversationConflict where somebody else was first, or what the history goes on from is gone.
         """
-        here, entries = self._clients.here(), [*new_entries]
+        here, entries = self._clients.on(record.conversation_id), [*new_entries]
         await alone(here, lambda: self._logs(here).write(record, entries, expected_revision))
 
     async def delete(self, conversation_id: str, *, scope: str | None = None) -> None:
@@ -137,12 +137,12 @@ class StateCacheConversationStore(OnEventLoops, ConversationStore):
             with suppress(ConversationConflict):  # saved since: look again whose it is
                 await self.delete_record(conversation_id, expected_revision=record.revision)
                 return
-        here = self._clients.here()
+        here = self._clients.on(conversation_id)
         await alone(here, lambda: self._logs(here).delete_remains(conversation_id))
 
     async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
         """Delete a record and all entries of its log; raise ConversationConflict where it is another one by now."""
-        here = self._clients.here()
+        here = self._clients.on(conversation_id)
         await alone(here, lambda: self._logs(here).delete(conversation_id, expected_revision))
 
     async def read_entry(self, entry_id: str) -> ConversationEntry:
