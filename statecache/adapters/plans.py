@@ -9,10 +9,10 @@ only while others stay as they are yields them `Compared`. The `Level` at which 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from statecache import Set, StateCacheError
+from statecache import DurabilityNotMet, OutcomeUnknown, Set, StateCacheError
 
 if TYPE_CHECKING:
     from statecache import AsyncNamespace, AsyncTransaction, Delete, Namespace, State, Transaction
@@ -76,6 +76,31 @@ class Declined(Exception):
 def call(verb: str, *arguments: Any, **options: Any) -> Plan[Any]:
     """Call a verb, and return what it returns."""
     return (yield Call(verb, arguments, options))
+
+
+def lacks_durability(error: StateCacheError) -> bool:
+    """Return whether an error says of a change that it is applied, and not known to be as durable as it has to be."""
+    if isinstance(error, OutcomeUnknown):
+        return OutcomeUnknown.awaited in error.reason
+    return isinstance(error, DurabilityNotMet)
+
+
+def commits(parts: Iterable[Sequence[Any]]) -> Plan[None]:
+    """Carry out the commits of one group, one after the other.
+
+    Where one is applied, and not known to be as durable as it has to be, the others are applied all the same, without
+    a wait for their durability, and then its error is raised.
+    """
+    lacking: StateCacheError | None = None
+    for part in parts:
+        try:
+            yield from call("commit", part, durability=None if lacking is None else "memory")
+        except (DurabilityNotMet, OutcomeUnknown) as error:
+            if not lacks_durability(error):
+                raise
+            lacking = error
+    if lacking is not None:
+        raise lacking
 
 
 def proven(*names: str, below: Sequence[str] = ()) -> Plan[None]:

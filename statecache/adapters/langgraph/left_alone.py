@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.base import CheckpointTuple
 
-    from statecache import Change
+    from statecache import Change, Durability
     from statecache.adapters.clients import Clients
     from statecache.adapters.langgraph.saver import StateCacheSaver
 
@@ -111,24 +111,30 @@ class Importing:
             return (yield Together([through(one, self._carried_out) for one in asked.plans]))
         if not isinstance(asked, Call) or asked.verb not in ("commit", "set", "update"):
             return (yield asked)
+        level = asked.options.get("durability")
         if asked.verb == "commit":
             steps: list[Set | Create | Delete] = [*asked.arguments[0]]
-            made = yield from self._compared([one.name for one in steps], lambda _: steps)
+            made = yield from self._compared([one.name for one in steps], lambda _: steps, level)
             return [made.get(one.name) for one in steps]
         name, value = asked.arguments
         if asked.verb == "set":
-            made = yield from self._compared([name], lambda _: [Set(name, value, expected=asked.options["expected"])])
+            one = Set(name, value, expected=asked.options["expected"])
+            made = yield from self._compared([name], lambda _: [one], level)
             return made[name]
         for _ in range(LOOKS_MAX):
             try:
-                made = yield from self._compared([name], lambda found: [Set(name, value(found.value), expected=found)])
+                made = yield from self._compared(
+                    [name], lambda found: [Set(name, value(found.value), expected=found)], level
+                )
             except VersionConflict as error:  # another import was faster, or is to be left alone
                 lost = error
             else:
                 return made[name]
         raise lost
 
-    def _compared(self, names: list[str], steps_over: Callable[[Any], list[Any]]) -> Plan[Mapping[str, State[Any]]]:
+    def _compared(
+        self, names: list[str], steps_over: Callable[[Any], list[Any]], level: Durability | None
+    ) -> Plan[Mapping[str, State[Any]]]:
         """Write what `steps_over` makes of the first state, in a transaction that compares what it rests on."""
         thread, kind, ns, *more = names[0].split("/")
         heads = [*dict.fromkeys([f"{thread}/head/{Place('').ns}", f"{thread}/head/{ns}"])]
@@ -156,7 +162,8 @@ class Importing:
         while True:
             named = [self._named[head] for head in heads if head in self._named]
             try:
-                made = yield Compared([*dict.fromkeys([*heads, *named, *written_at, *names])], decide, {})
+                looked = [*dict.fromkeys([*heads, *named, *written_at, *names])]
+                made = yield Compared(looked, decide, {"durability": level})
             except _NotLookedAt as one:
                 looked_at.add(one.name)
                 yield from self._look(one.name)

@@ -23,7 +23,7 @@ from statecache.adapters.langgraph.reading import document_of, latest, writes_of
 from statecache.adapters.langgraph.recent import Recent
 from statecache.adapters.langgraph.values import Packed
 from statecache.adapters.langgraph.writing import put_writes
-from statecache.adapters.plans import Declined, Plan, call, proven
+from statecache.adapters.plans import Declined, Plan, call, commits, proven
 
 PRUNE = "prune"
 """The reason of what thinning out writes: an import tells it by that from what agents write."""
@@ -59,8 +59,7 @@ def _proven(place: Place) -> Plan[None]:
 
 
 def _in_commits(steps: Sequence[Any]) -> Plan[None]:
-    for at in range(0, len(steps), _STATES_PER_COMMIT):
-        yield from call("commit", steps[at : at + _STATES_PER_COMMIT])
+    yield from commits(steps[at : at + _STATES_PER_COMMIT] for at in range(0, len(steps), _STATES_PER_COMMIT))
 
 
 def delete_for_runs(run_ids: Iterable[str]) -> Plan[None]:

@@ -8,13 +8,12 @@ end at one moment too.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache import Delete, DurabilityNotMet, NotFound, Set, VersionConflict
+from statecache import Delete, DurabilityNotMet, NotFound, OutcomeUnknown, Set, StateCacheError, VersionConflict
 from statecache.adapters.langgraph.documents import (
     WRITES_BYTES_MAX,
     WRITING_TASKS_MAX,
@@ -27,7 +26,7 @@ from statecache.adapters.langgraph.documents import (
 from statecache.adapters.langgraph.own_states import own_states
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX
 from statecache.adapters.langgraph.values import PIECE_BYTES_MAX, refuse_oversized
-from statecache.adapters.plans import Declined, Plan, call, proven, together
+from statecache.adapters.plans import Declined, Plan, call, lacks_durability, proven, together
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -59,8 +58,7 @@ def put_writes(place: Place, checkpoint_id: str, tasks: Mapping[str, Sequence[Do
             if few:
                 yield from call("update", name, partial(_added, writes=writes), default=dict)
                 return
-            with suppress(DurabilityNotMet):  # copies are counted of the writes, which come behind it
-                yield from call("update", name, _closed, default=dict)
+            yield from call("update", name, _closed, default=dict, durability="memory")
             break
         except Declined as declined:
             why = declined.args[0]
@@ -75,9 +73,6 @@ def put_writes(place: Place, checkpoint_id: str, tasks: Mapping[str, Sequence[Do
             yield from _begin(place, checkpoint_id, writes if few else [])
         except VersionConflict:  # somebody else has begun it meanwhile
             if attempt == ATTEMPTS_MAX - 1:
-                raise
-        except DurabilityNotMet:
-            if few:
                 raise
         else:
             if few:
@@ -100,12 +95,16 @@ def _put_over_latest(place: Place, checkpoint_id: str, writes: Sequence[Document
 
 
 def _begin(place: Place, checkpoint_id: str, writes: Sequence[Document]) -> Plan[None]:
-    """Make the state of a checkpoint that has not come yet; raise VersionConflict where somebody else has."""
+    """Make the state of a checkpoint that has not come yet; raise VersionConflict where somebody else has.
+
+    Without writes in it, it waits for no durability: the writes that come behind it prove that of both.
+    """
     head: State[Any] | None = yield from call("get", place.head, read="primary")
     latest = "" if head is None else own(head)["checkpoint_id"]
     document = head_document(place, checkpoint_id) | {"writes": merged([], writes) or [], "writes_elsewhere": False}
     over = Set(place.head, next_head(place, head, latest, checkpoint_id), expected=head)
-    yield from call("commit", [Set(place.checkpoint(checkpoint_id), document, expected=None), over])
+    sets = [Set(place.checkpoint(checkpoint_id), document, expected=None), over]
+    yield from call("commit", sets, durability=None if writes else "memory")
 
 
 def _added(document: Document, writes: Sequence[Document]) -> Document:
@@ -136,14 +135,17 @@ def _closed(document: Document) -> Document:
 
 def _put_elsewhere(place: Place, checkpoint_id: str, tasks: Mapping[str, Sequence[Document]]) -> Plan[None]:
     """Write what tasks have written into states of their own, of several tasks in one commit if they are new."""
-    alone, lacking = list[str](), list[DurabilityNotMet]()
+    alone, lacking = list[str](), list[StateCacheError]()
     for some in _shared(place, checkpoint_id, tasks):
         if len(some) > 1:
+            sets = [one for of_task in some.values() for one in of_task]
             try:
-                yield from call("commit", [one for sets in some.values() for one in sets])
+                yield from call("commit", sets, durability="memory" if lacking else None)
                 continue
-            except DurabilityNotMet as error:  # which is applied; the others are to be
-                lacking.append(error)
+            except (DurabilityNotMet, OutcomeUnknown) as error:
+                if not lacks_durability(error):
+                    raise
+                lacking.append(error)  # it is applied, and the others are to be
                 continue
             except VersionConflict:  # something of one of them is there
                 pass

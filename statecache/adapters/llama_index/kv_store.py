@@ -13,7 +13,7 @@ from llama_index.core.storage.kvstore.types import DEFAULT_BATCH_SIZE, DEFAULT_C
 from statecache import CodecError, Set, Settings
 from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.items import given, kept
-from statecache.adapters.plans import Plan, call, proven
+from statecache.adapters.plans import Plan, call, commits, proven
 from statecache.adapters.segments import refuse_nul, refuse_parted, segment
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ class StateCacheKVStore(OnClients, BaseKVStore):
     ) -> None:
         """Put values, the last of each key, in commits of up to 250 of them or 12 MiB, whatever `batch_size` says.
 
-        Each commit is all of it or nothing. Where one fails, those before it are written.
+        Each commit is all of it or nothing. Where one fails, those before it are written; where one is written, and
+        not yet as durable as it has to be, those behind it are written too, and then its error is raised.
         """
         self._clients.run(_put(kv_pairs, collection))
 
@@ -148,8 +149,7 @@ def _put(pairs: Iterable[tuple[str, Any]], collection: str) -> Plan[None]:
         name, told, one = _name(key, collection), kept(key, at), kept(value, at)
         sets[name] = Set(name, {"of": OF, "key": told.data, "value": one.data})
         sizes[name] = one.size + told.size
-    for part in _parts(sets, sizes):
-        yield from call("commit", part)
+    yield from commits(_parts(sets, sizes))
 
 
 def _parts(sets: dict[str, Set], sizes: dict[str, int]) -> list[list[Set]]:
