@@ -1,8 +1,9 @@
-"""Makers of vectors that hang, or end as cancelled, and items that are too large: whom that hinders, and whom not."""
+"""Makers of vectors that hang, or raise no Exception, and items too large: whom that hinders, and whom not."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -162,13 +163,21 @@ async def test_an_item_that_is_refused_as_too_large_leaves_the_put_before_it(set
         assert [*state.value["vectors"]] == ["text"]
 
 
-class Cancelling(Letters):
-    """A maker of vectors that ends as cancelled, of some texts."""
+class PanicException(BaseException):
+    """What extensions in Rust raise."""
+
+
+class Raising(Letters):
+    """A maker of vectors that raises, of some texts, what is no Exception."""
+
+    def __init__(self, raised: BaseException) -> None:
+        super().__init__()
+        self._raised = raised
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Return the vectors, or raise."""
         if any("forbidden" in text for text in texts):
-            raise asyncio.CancelledError
+            raise self._raised
         return super().embed_documents(texts)
 
     def embed_query(self, text: str) -> list[float]:
@@ -184,19 +193,29 @@ class Cancelling(Letters):
         return self.embed_query(text)
 
 
-async def test_a_maker_of_vectors_that_ends_as_cancelled_is_told_as_an_error_of_its_own(
-    cache: AsyncStateCache, settings: Settings
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (asyncio.CancelledError(), "`embed` raised CancelledError, and nobody had cancelled it"),
+        (PanicException("a None value"), "`embed` raised PanicException: a None value"),
+        (GeneratorExit(), "`embed` raised GeneratorExit"),
+        (BaseExceptionGroup("both", [PanicException()]), "`embed` raised BaseExceptionGroup: both (1 sub-exception)"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+async def test_what_a_maker_of_vectors_raises_that_is_no_exception_is_told_as_an_error(
+    raised: BaseException, told: str, cache: AsyncStateCache, settings: Settings
 ) -> None:
-    store = indexed(cache, Cancelling())
+    """Raised as it is it would end the task that makes the vectors, and cancel all who wait for them."""
+    store = indexed(cache, Raising(raised))
     calls: list[Any] = [store.aput(ADA, "k", {"text": "k"}), store.aput(ADA, "forbidden", {"text": "forbidden"})]
     calls += [store.asearch(ADA, query="forbidden")]
-    told = "`embed` raised CancelledError, and nobody had cancelled it"
     put, *refused = await asyncio.gather(*calls, return_exceptions=True)
     assert (put, [(type(one), str(one)) for one in refused]) == (None, [(RuntimeError, told)] * 2)
     with StateCache(settings=settings) as threaded:
-        called = indexed(threaded, Cancelling())
+        called = indexed(threaded, Raising(raised))
         for op in (PutOp(ADA, "forbidden", {"text": "forbidden"}), SearchOp(ADA, query="forbidden")):
-            with pytest.raises(RuntimeError, match=told):
+            with pytest.raises(RuntimeError, match=re.escape(told)):
                 called.batch([op])
     assert await keys(store, *ADA) == ["k"]
 

@@ -83,13 +83,20 @@ class Index:
 
 @contextmanager
 def _own_errors(task: asyncio.Task[Any] | None = None) -> Iterator[None]:
-    """Raise RuntimeError where the maker of vectors ends as cancelled, and nobody has cancelled the task that waits."""
+    """Raise RuntimeError where the maker of vectors raises what is no Exception: that would end the task that waits.
+
+    What ends the process is left as it is, and so is CancelledError where somebody has cancelled the task.
+    """
     try:
         yield
-    except asyncio.CancelledError as cancelled:
-        if task is not None and task.cancelling():
+    except (Exception, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        if is_cancelled and task is not None and task.cancelling():
             raise
-        raise RuntimeError("`embed` raised CancelledError, and nobody had cancelled it") from cancelled
+        why = ", and nobody had cancelled it" if is_cancelled else f": {error}" if str(error) else ""
+        raise RuntimeError(f"`embed` raised {type(error).__name__}{why}") from error
 
 
 def kept(vector: Sequence[float]) -> str:
