@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from typing import Any
 
 import pytest
 from langgraph.store.base import GetOp, Item
 from langgraph.store.memory import InMemoryStore
 
-from statecache import AsyncStateCache, CodecError, LimitExceeded, Settings, UsageError
+from statecache import AsyncStateCache, CodecError, LimitExceeded, Settings, StateCache, UsageError
 from statecache.adapters.langgraph import StateCacheStore
 from statecache.adapters.langgraph.store import items
 from statecache.adapters.langgraph.store.documents import ITEM_BYTES_MAX
@@ -37,6 +38,19 @@ class Refusing(Letters):
         if self.everything or any("forbidden" in text for text in texts):
             raise RuntimeError("the provider refuses this")
         return found
+
+
+class Infinite(Letters):
+    """A maker of vectors whose first number is that one, of texts that hold a word."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self._number = number
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Return the vectors."""
+        found = super().embed_documents(texts)
+        return [[self._number, *one[1:]] if "odd" in text else one for text, one in zip(texts, found, strict=True)]
 
 
 def indexed(cache: AsyncStateCache, letters: Letters) -> StateCacheStore:
@@ -266,3 +280,21 @@ async def test_a_put_that_is_given_up_while_its_vectors_are_made_writes_nothing_
     assert [(one.key, one.value) for one in found] == [("k", {"text": "kept"})]
     assert found[0].score == pytest.approx(1.0)
     assert letters.asked == [["over", "alone"], ["kept"]]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf"), 1e300])
+async def test_an_item_with_a_vector_that_is_not_finite_is_refused_and_hinders_no_other(
+    number: float, cache: AsyncStateCache, settings: Settings
+) -> None:
+    """No search would find it: a number counts as the 32-bit float that is kept."""
+    store = indexed(cache, Infinite(number))
+    told = r"a vector of 'text' in 'users\.ada/odd' that has a number which is not finite"
+    fine, odd = await asyncio.gather(
+        store.aput(ADA, "fine", {"text": "fine"}), store.aput(ADA, "odd", {"text": "odd"}), return_exceptions=True
+    )
+    assert (fine, type(odd)) == (None, UsageError)
+    assert re.search(told, str(odd))
+    with StateCache(settings=settings) as threaded, pytest.raises(UsageError, match=told):
+        indexed(threaded, Infinite(number)).put(ADA, "odd", {"text": "odd"})
+    assert [one.key for one in await store.asearch(ADA, query="fine")] == ["fine"]
+    assert await store.aget(ADA, "odd") is None

@@ -80,9 +80,9 @@ class Put:
         return bool(self.texts) and self.document is not None and "vectors" not in self.document
 
     def take(self, vectors: Mapping[str, Sequence[float]]) -> None:
-        """Take the vectors of its texts."""
+        """Take the vectors of its texts; raise UsageError for one that no search would find."""
         if self.document is not None and self.texts:
-            mine = {path: kept(vectors[text]) for path, text in self.texts.items()}
+            mine = {path: kept(vectors[text], self.name, path) for path, text in self.texts.items()}
             self.document["vectors"] = mine
             self.size = size_of(self.document)
 

@@ -10,6 +10,7 @@ import asyncio
 from array import array
 from base64 import b64decode, b64encode
 from contextlib import contextmanager
+from math import isfinite
 from sys import byteorder
 from typing import TYPE_CHECKING, Any
 
@@ -99,9 +100,13 @@ def _own_errors(task: asyncio.Task[Any] | None = None) -> Iterator[None]:
         raise RuntimeError(f"`embed` raised {type(error).__name__}{why}") from error
 
 
-def kept(vector: Sequence[float]) -> str:
-    """Return a vector as it is kept."""
-    return b64encode(_swapped(array(_FLOAT, vector)).tobytes()).decode()
+def kept(vector: Sequence[float], name: str, path: str) -> str:
+    """Return the vector of an item's text as it is kept; raise UsageError for one that no search would find."""
+    numbers = array(_FLOAT, vector)
+    if not all(map(isfinite, numbers)):
+        what = f"a vector of {path!r} in {name!r} that has a number which is not finite as a 32-bit float"
+        raise UsageError(f"`embed` made {what}: no search would find it")
+    return b64encode(_swapped(numbers).tobytes()).decode()
 
 
 def has_vectors(document: Mapping[str, Any]) -> bool:
