@@ -90,9 +90,9 @@ def _own_errors(task: asyncio.Task[Any] | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except (Exception, KeyboardInterrupt, SystemExit):
+    except (Exception, KeyboardInterrupt, SystemExit):  # these reach who waits, or end the process
         raise
-    except BaseException as error:
+    except BaseException as error:  # whatever it is, who waits is told
         is_cancelled = isinstance(error, asyncio.CancelledError)
         if is_cancelled and task is not None and task.cancelling():
             raise
