@@ -11,6 +11,14 @@ A reader asks for the head, and takes pages from this process where it has them:
 the ones. If not, head and pages are read from the primary. Where these do not hold together either, somebody has
 written in between, or has edited a state by itself: the head is read again, and if it is the same one still, what was
 read between the two is what there is.
+
+New pages get names that no page has ever had, so they are created on the adapter's word, and Postgres is not asked: a
+conversation that is in Redis goes on while Postgres is away. A number alone may come again, where pages were taken out,
+or `undo`, `rollback` or `merge` has put an older head in the place of a newer one. So the head says at which of its own
+versions all pages since its last log began were only added to. Where it is at another one, the next page begins a log
+with a name of its own:
+
+    head {pages: 5, logs: {2: 5e0c, 4: 91aa}, grown_as: KEY:17}     pages LOG/1, 5e0c/2, 5e0c/3, 91aa/4, 91aa/5
 """
 
 from __future__ import annotations
@@ -18,11 +26,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import ceil
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from statecache import CodecError, LimitExceeded, Set, State, VersionConflict
+from statecache import CodecError, Create, LimitExceeded, Set, State, VersionConflict
 from statecache.adapters.filling import FRAME_BYTES, WRITTEN_PAGES_MAX, filling
 from statecache.adapters.items import Kept, given
 from statecache.adapters.plans import Plan, call
@@ -100,31 +109,53 @@ def read_page(state: State[Any]) -> Page:
     return page
 
 
+def log_of(known: Any, number: int, first: str) -> str:
+    """Return the log that a page is in, the last one that begins at it or before; `first` is that of the first page."""
+    begins: int = max((int(one) for one in known.logs if int(one) <= number), default=0)
+    return known.logs[str(begins)] if begins else first
+
+
+def with_pages(found: Found, count: int) -> Any:
+    """Return what is known with that many pages instead, the new ones of which have names that no page has ever had."""
+    known, head = found.known, found.head
+    if head is None or count < known.pages:
+        return msgspec.structs.replace(known, pages=count, grown_as="")
+    is_grown, logs = known.grown_as == f"{head.key}:{head.version}", known.logs
+    if count > known.pages and not is_grown:
+        logs = {begins: log for begins, log in logs.items() if int(begins) <= known.pages}
+        is_grown, logs = True, logs | {str(known.pages + 1): token_hex(4)}
+    grown_as = f"{head.key}:{head.version + 1}" if is_grown else ""
+    return msgspec.structs.replace(known, pages=count, logs=logs, grown_as=grown_as)
+
+
+def new_page(place: Place, found: Found, known: Any, number: int, page: Page) -> Set | Create:
+    """Return what writes a page that was not there; the first ones of a conversation are looked for, as its head is."""
+    name, value = place.page(known, number), msgspec.structs.asdict(page)
+    return Set(name, value) if found.head is None else Create(name, value, assume_new=True)
+
+
 def added_pages(
     place: Place, found: Found, items: Sequence[Kept], revision: str, bytes_max: int
-) -> tuple[list[Set], int]:
-    """Return what adds items behind the last page, which was read, and how many pages there are then.
+) -> tuple[list[Set | Create], Any]:
+    """Return what adds items behind the last page, which was read, and what is known of the pages then.
 
-    `bytes_max` is what a value has at most. Pages before the last one are not written; a new one takes the place of
-    whatever is there, for the head says what counts.
+    `bytes_max` is what a value has at most. Pages before the last one are not written.
     """
     last = found.documents()[-1:]
     filled = filling(last[0].items if last else None, items, bytes_max - FRAME_BYTES)
     if len(filled) > WRITTEN_PAGES_MAX:
         raise LimitExceeded("the number of pages that are added at once", actual=len(filled), limit=WRITTEN_PAGES_MAX)
-    after, number, writes = found.known.revision if last else "", found.known.pages, list[Set]()
-
-    def write(page: Page, **more: Any) -> None:
-        writes.append(Set(place.page(found.known, number), msgspec.structs.asdict(page), **more))
-
+    after, number, writes = found.known.revision if last else "", found.known.pages, list[Set | Create]()
+    known = with_pages(found, number + len(filled) - len(last))
     if last and len(filled[0]) > len(last[0].items):
-        write(Page(revision, last[0].after, filled[0]), expected=found.pages[-1])
+        page = Page(revision, last[0].after, filled[0])
+        writes.append(Set(place.page(known, number), msgspec.structs.asdict(page), expected=found.pages[-1]))
         after = revision
-    for new in filled[1:] if last else filled:
+    for new in filled[len(last) :]:
         number += 1
-        write(Page(revision, after, new))
+        writes.append(new_page(place, found, known, number, Page(revision, after, new)))
         after = revision
-    return writes, number
+    return writes, known
 
 
 def read_pages(

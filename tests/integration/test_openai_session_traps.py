@@ -242,9 +242,10 @@ async def test_a_conversation_is_rewound_branched_and_erased_by_the_verbs_of_its
 async def test_states_that_were_edited_one_by_one_are_taken_as_they_are(
     session: StateCacheSession, cache: AsyncStateCache
 ) -> None:
-    pages = [f"{session.group}/items/00000{number}" for number in (1, 2, 3)]
     for number in range(130):
         await session.add_items([{"role": "user", "content": f"{number}"}])
+    states = [state async for state in cache.list(f"{session.group}/items/", values=False)]
+    pages = sorted((state.key for state in states), key=lambda key: key.rpartition("/")[2])
 
     def said(found: list[Any]) -> list[int]:
         return [int(item["content"]) for item in found]

@@ -19,9 +19,9 @@ from google.adk.sessions.state import State as Prefixes
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
-from statecache import CodecError, Set, State
+from statecache import CodecError, Create, Set, State
 from statecache.adapters.items import Kept, given, kept
-from statecache.adapters.pages import Found, added_pages, converted
+from statecache.adapters.pages import Found, added_pages, converted, log_of
 from statecache.adapters.segments import refuse_nul, segment, spelled_out
 
 OF_SESSION: Literal["adk session"] = "adk session"
@@ -45,6 +45,8 @@ class Head(msgspec.Struct, frozen=True):
     pages: int
     revision: str
     prepared: list[Of] = []
+    logs: dict[str, str] = {}
+    grown_as: str = ""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -103,7 +105,7 @@ class Place(NamedTuple):
 
     def page(self, known: Head, number: int) -> str:
         """Return the name of a page."""
-        return f"{self.pages}{known.log}/{number:06}"
+        return f"{self.pages}{log_of(known, number, known.log)}/{number:06}"
 
     def read(self, state: State[Any]) -> Head:
         """Return the head that a state holds; raise CodecError where it is none."""
@@ -224,8 +226,10 @@ def event_of(data: Any, place: Place) -> Event:
         raise CodecError(key=place.head, verb="decoded", reason=f"it holds what is no event: {error}") from error
 
 
-def appended(place: Place, found: Found, events: Sequence[Kept], head: Head, bytes_max: int) -> list[Set]:
+def appended(place: Place, found: Found, events: Sequence[Kept], head: Head, bytes_max: int) -> list[Set | Create]:
     """Return what adds events to a session of which the last page was read; `head` says all but its pages."""
-    writes, pages = added_pages(place, found, events, head.revision, bytes_max)
-    grown = msgspec.structs.replace(head, items=found.known.items + len(events), pages=pages)
+    writes, known = added_pages(place, found, events, head.revision, bytes_max)
+    grown = msgspec.structs.replace(
+        head, items=known.items + len(events), pages=known.pages, logs=known.logs, grown_as=known.grown_as
+    )
     return [Set(place.head, msgspec.to_builtins(grown), expected=found.head), *writes]

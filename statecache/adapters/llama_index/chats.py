@@ -22,6 +22,7 @@ from pydantic_core import PydanticSerializationError
 
 from statecache import (
     CodecError,
+    Create,
     Delete,
     DurabilityNotMet,
     LimitExceeded,
@@ -36,7 +37,7 @@ from statecache import (
 from statecache.adapters.applied import is_applied
 from statecache.adapters.filling import FRAME_BYTES, WRITTEN_PAGES_MAX, filling
 from statecache.adapters.items import Kept, given, kept, same
-from statecache.adapters.pages import ATTEMPTS_MAX, Found, Page, converted, read_pages
+from statecache.adapters.pages import ATTEMPTS_MAX, Found, Page, converted, log_of, new_page, read_pages, with_pages
 from statecache.adapters.plans import Plan, call
 from statecache.adapters.remains import delete_remains
 from statecache.adapters.segments import refuse_nul, segment, spelled_out
@@ -48,7 +49,7 @@ OF: Literal["llama-index chat"] = "llama-index chat"
 KEY_BYTES_MAX = 120
 """How many UTF-8 bytes of a key stand in a name."""
 
-Writes = list[Set | Delete]
+Writes = list[Set | Create | Delete]
 Limit = int | None | Callable[[int], int]
 """How many of the last messages a change concerns; a function is told how many there are."""
 
@@ -62,6 +63,8 @@ class Head(msgspec.Struct, frozen=True):
     items: int
     pages: int
     revision: str
+    logs: dict[str, str] = {}
+    grown_as: str = ""
 
 
 class Place(NamedTuple):
@@ -77,7 +80,7 @@ class Place(NamedTuple):
 
     def page(self, known: Head, number: int) -> str:
         """Return the name of a page."""
-        return f"{self.pages}{known.log}/{number:06}"
+        return f"{self.pages}{log_of(known, number, known.log)}/{number:06}"
 
     def read(self, state: State[Any]) -> Head:
         """Return the head that a state holds; raise CodecError where it is none."""
@@ -280,19 +283,20 @@ def _written(place: Place, found: Found, filled: list[list[Any]], read: int) -> 
     if unchanged < len(old) and unchanged:
         after = old[unchanged - 1].revision
     writes: Writes = []
+    kept_as = with_pages(found, known.pages - read + len(filled))
     for at in range(unchanged, len(filled)):
         page = Page(revision, after, filled[at])
-        more: dict[str, Any] = {"expected": states[at]} if at < len(states) else {}
-        writes.append(Set(place.page(known, first + at), msgspec.structs.asdict(page), **more))
+        if at < len(states):
+            writes.append(Set(place.page(known, first + at), msgspec.structs.asdict(page), expected=states[at]))
+        else:
+            writes.append(new_page(place, found, kept_as, first + at, page))
         after = revision
     surplus = [(at, state) for at, state in enumerate(states) if at >= len(filled) and state is not None]
     writes.extend(Delete(place.page(known, first + at), expected=state) for at, state in surplus)
     if len(writes) > WRITTEN_PAGES_MAX:
         raise LimitExceeded("the number of pages that are written at once", actual=len(writes), limit=WRITTEN_PAGES_MAX)
     items = known.items - sum(len(page.items) for page in old) + sum(map(len, filled))
-    head = msgspec.structs.replace(
-        known, key=kept(place.key, 0).data, items=max(items, 0), pages=known.pages - read + len(filled), revision=after
-    )
+    head = msgspec.structs.replace(kept_as, key=kept(place.key, 0).data, items=max(items, 0), revision=after)
     return [Set(place.head, msgspec.structs.asdict(head), expected=found.head), *writes]
 
 

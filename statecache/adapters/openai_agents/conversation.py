@@ -29,7 +29,7 @@ from statecache.adapters.plans import arun, proven
 from statecache.adapters.remains import remains
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from statecache import AsyncNamespace, AsyncTransaction, Durability, ReadMode
@@ -80,29 +80,27 @@ class Conversation:
             await self._delete_surplus(await self._remains())
             await arun(self._view, proven(self._place.head, below=[self._place.pages]))
         else:
-            await self._delete_surplus(range(CLEARED_PAGES_MAX + 1, found.known.pages + 1))
+            surplus = range(CLEARED_PAGES_MAX + 1, found.known.pages + 1)
+            await self._delete_surplus([self._place.page(found.known, number) for number in surplus])
 
-    async def _remains(self) -> list[int]:
-        """Return the numbers of the pages that are there."""
-        below = self._place.pages
-        numbers = [name.removeprefix(below) for name in await arun(self._view, remains(below))]
-        return [int(number) for number in numbers if number.isdecimal()]
+    async def _remains(self) -> list[str]:
+        """Return the names of the pages that are there."""
+        return await arun(self._view, remains(self._place.pages))
 
-    async def _delete_surplus(self, numbers: Sequence[int], durability: Durability | None = None) -> None:
+    async def _delete_surplus(self, pages: Sequence[str], durability: Durability | None = None) -> None:
         """Delete pages, but those that the session has."""
-        known = self._place.nothing().known
-        for some in (numbers[at : at + _DELETED_AT_ONCE] for at in range(0, len(numbers), _DELETED_AT_ONCE)):
-            pages = {self._place.page(known, number): number for number in some}
-            delete, names = partial(self._delete_pages, pages), [self._place.head, *pages]
+        for some in (pages[at : at + _DELETED_AT_ONCE] for at in range(0, len(pages), _DELETED_AT_ONCE)):
+            delete, names = partial(self._delete_pages, some), [self._place.head, *some]
             with suppress(VersionConflict):  # of a session that is added to all the time: it is written over
                 await self._view.transact(names, delete, reason="clear_session", durability=durability)
 
-    async def _delete_pages(self, pages: Mapping[str, int], transaction: AsyncTransaction[Any]) -> None:
+    async def _delete_pages(self, pages: Sequence[str], transaction: AsyncTransaction[Any]) -> None:
         """Delete pages that the session does not have: it may have grown as long again since it was cleared."""
         head = await transaction.get(self._place.head)
-        there = 0 if head is None else self._place.read(head).pages
-        for name, number in pages.items():
-            if number > there and await transaction.get(name) is not None:
+        known = self._place.nothing().known if head is None else self._place.read(head)
+        there = {self._place.page(known, number) for number in range(1, known.pages + 1)}
+        for name in pages:
+            if name not in there and await transaction.get(name) is not None:
                 transaction.delete(name)
 
     async def _read(self, limit: int | None, *, head: ReadMode, pages: ReadMode) -> Found:

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from statecache import Delete, Set, State
+from statecache import Create, Delete, Set, State
 from statecache.adapters.items import Kept
-from statecache.adapters.pages import Found, Page, added_pages, converted
+from statecache.adapters.pages import Found, Page, added_pages, converted, log_of, with_pages
 from statecache.adapters.segments import refuse_nul, segment
 
 CLEARED_PAGES_MAX = 255
@@ -22,7 +22,7 @@ CLEARED_PAGES_MAX = 255
 SESSION_BYTES_MAX = 120
 """How many UTF-8 bytes of a session's id stand in a name."""
 
-Writes = list[Set | Delete]
+Writes = list[Set | Create | Delete]
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -32,6 +32,8 @@ class Head(msgspec.Struct, frozen=True):
     items: int
     pages: int
     revision: str
+    logs: dict[str, str] = {}
+    grown_as: str = ""
 
 
 class Last:
@@ -67,9 +69,10 @@ class Place:
         self.head = segment(session_id, SESSION_BYTES_MAX)
         self.pages = f"{self.head}/items/"
 
-    def page(self, _known: Head, number: int) -> str:
-        """Return the name of a page, which is the same whatever the head says."""
-        return f"{self.pages}{number:06}"
+    def page(self, known: Head, number: int) -> str:
+        """Return the name of a page."""
+        log = log_of(known, number, "")
+        return f"{self.pages}{log}/{number:06}" if log else f"{self.pages}{number:06}"
 
     def read(self, state: State[Any]) -> Head:
         """Return the head that a state holds; raise CodecError where it is none."""
@@ -83,8 +86,8 @@ class Place:
 
 def added(place: Place, found: Found, items: Sequence[Kept], revision: str, bytes_max: int) -> Writes:
     """Return what adds items to a session of which the last page was read; a value has at most that many bytes."""
-    writes, pages = added_pages(place, found, items, revision, bytes_max)
-    grown = Head(place.session_id, found.known.items + len(items), pages, revision)
+    writes, known = added_pages(place, found, items, revision, bytes_max)
+    grown = _changed(place, known, known.items + len(items), revision)
     return [Set(place.head, msgspec.structs.asdict(grown), expected=found.head), *writes]
 
 
@@ -96,13 +99,13 @@ def popped(place: Place, found: Found, revision: str) -> Writes:
     items = max(head.items - len(page.items[-1:]), 0)
     if len(page.items) > 1:
         rest = Page(revision, page.after, page.items[:-1])
-        left = Head(place.session_id, items, head.pages, revision)
+        left = _changed(place, with_pages(found, head.pages), items, revision)
         last = Set(place.page(head, head.pages), msgspec.structs.asdict(rest), expected=state)
         return [_head(place, found, left), last]
     writes: Writes = [] if state is None else [Delete(place.page(head, head.pages), expected=state)]
     if head.pages <= 1:
         return [Delete(place.head, expected=found.head), *writes]
-    return [_head(place, found, Head(place.session_id, items, head.pages - 1, page.after)), *writes]
+    return [_head(place, found, _changed(place, with_pages(found, head.pages - 1), items, page.after)), *writes]
 
 
 def cleared(place: Place, found: Found, gone: set[str]) -> Writes:
@@ -112,6 +115,10 @@ def cleared(place: Place, found: Found, gone: set[str]) -> Writes:
     numbers = range(1, min(found.known.pages, CLEARED_PAGES_MAX) + 1)
     pages = [place.page(found.known, number) for number in numbers]
     return [Delete(place.head, expected=found.head), *(Delete(page) for page in pages if page not in gone)]
+
+
+def _changed(place: Place, known: Head, items: int, revision: str) -> Head:
+    return msgspec.structs.replace(known, session_id=place.session_id, items=items, revision=revision)
 
 
 def _head(place: Place, found: Found, head: Head) -> Set:
