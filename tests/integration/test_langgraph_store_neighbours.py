@@ -53,7 +53,7 @@ class Infinite(Letters):
         return [[self._number, *one[1:]] if "odd" in text else one for text, one in zip(texts, found, strict=True)]
 
 
-def indexed(cache: AsyncStateCache, letters: Letters) -> StateCacheStore:
+def indexed(cache: AsyncStateCache | StateCache, letters: Letters) -> StateCacheStore:
     """Return a store whose items have vectors of their texts."""
     return StateCacheStore(cache, index={"dims": letters.dims, "embed": letters, "fields": ["text"]})
 
