@@ -307,6 +307,12 @@ async def test_who_appends_an_event_again_has_it_once_though_others_went_on(make
     assert await loaded(service) == found
     with pytest.raises(StaleSessionError):
         await service.append_event(lost, event("new"))
+    last = event("last")
+    await service.append_event(await loaded(service), last)
+    await service.append_event(lost, last.model_copy(deep=True))
+    with pytest.raises(StaleSessionError):  # it lacks what stands between
+        await service.append_event(lost, event("new"))
+    found = await loaded(service)
     again = found.model_copy(deep=True)
     await service.append_event(again, told.model_copy(deep=True))
     assert (again.events, await loaded(service)) == (found.events, found)

@@ -188,7 +188,7 @@ class Sessions:
             await resolve(self._view, place, revision, prepared)
         if done.lacking is not None:
             raise done.lacking
-        goes_on = not there or current or _is_among(found.items()[-1:], data.data)
+        goes_on = not there or current or _joins(session, found, data.data)
         return Appended(revision if goes_on else session._storage_update_marker, there=there)
 
     async def _holds(self, place: Place, found: Found, event: Any, *, back: bool) -> bool:
@@ -316,6 +316,12 @@ def _is_current(session: Session, found: Found) -> bool:
     if session.events:
         return last == [session.events[-1].id]
     return not last or head.last_update_time <= session.last_update_time
+
+
+def _joins(session: Session, found: Found, event: Any) -> bool:
+    """Return whether an event is the last one, and stands behind all that a session object has."""
+    before, last = found.items()[-2:-1], found.items()[-1:]
+    return _is_among(last, event) and [one["id"] for one in before] == [one.id for one in session.events[-1:]]
 
 
 def _is_among(events: Sequence[Any], data: Any) -> bool:
