@@ -129,8 +129,11 @@ class StateCacheSessionService(OnEventLoops, BaseSessionService):
         here = self._clients.on(place)
         appended = await alone(here, lambda: _sessions(here).append(place, session, event))
         # Who was cancelled does not come here: an object that lacks an event which was appended is not current.
-        session.last_update_time, session._storage_update_marker = event.timestamp, appended.revision
-        if any(one is event or one.id == event.id for one in session.events[0 if appended.there else -1 :]):
+        session._storage_update_marker = appended.revision
+        if appended.there and any(one.id == event.id for one in session.events):
+            return event
+        session.last_update_time = event.timestamp
+        if any(one is event or one.id == event.id for one in session.events[-1:]):
             return event
         return self._commit_event_to_session(session, event)
 
