@@ -217,7 +217,7 @@ def decide(
         return None
     if look.reservation and look.reserved_left_ms > 0:
         return Refusal(why="another process is opening it", wait=True)
-    seen = max(look.epoch or 0, look.last[0], row.epoch, row.now_s if row.epoch else 0)
+    seen = max(look.epoch or 0, look.last[0], row.epoch, row.now_s if row.epoch or not look.is_bare else 0)
     if seen > EPOCH_MAX:
         return Refusal(why=f"its stream has come to the id {look.last[0]}-{look.last[1]}; an operator must replace it")
     went_back = _is_named(row, look) and look.flushed > row.flushed

@@ -23,6 +23,7 @@ from statecache import (
 from statecache.core.read.listed import Order
 from statecache.core.read.listing import Listing
 from statecache.keys import KeySpace
+from statecache.lua import script
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush
 from tests.fixtures.servers import MakeClient, every_redis
@@ -224,9 +225,10 @@ async def test_what_a_postgres_lacks_that_went_back_is_listed_from_redis(
 
 @pytest.mark.parametrize("order", ["key", "-key", "newest", "oldest"])
 @pytest.mark.parametrize("older", [False, True], ids=["same-epoch", "older-epoch"])
+@pytest.mark.parametrize("begun", [False, True], ids=["let-go", "letting-go"])
 async def test_a_postgres_that_went_back_behind_what_redis_let_go_is_not_listed(
     client: AsyncStateCache, make_client: MakeClient, settings: Settings, worker: Worker,
-    psql: psycopg.Connection[Any], redis_raw: Any, keys: KeySpace, older: bool, order: Order,
+    psql: psycopg.Connection[Any], redis_raw: Any, keys: KeySpace, older: bool, begun: bool, order: Order,
 ) -> None:  # fmt: skip
     """It may be the server from before a failover, which no worker flushes into: then nothing mends it."""
     await client.set("runs/1", "old")
@@ -241,9 +243,13 @@ async def test_a_postgres_that_went_back_behind_what_redis_let_go_is_not_listed(
     other = make_client(settings)
     assert [state.value async for state in other.list("runs/", order=order)] == ["new"]
     assert await other.namespaces() == ["later", "runs"]
-    for shard in map(keys.shard, ("runs/1", "later/1")):
-        redis_raw.xtrim(keys.changes(shard), maxlen=0, approximate=False)
-        redis_raw.unlink(keys.unflushed(shard))
+    for key, n in (("runs/1", 2), ("later/1", 1)):
+        shard = keys.shard(key)
+        retired = [keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.state(key)]
+        redis_raw.eval(script("retire").text, len(retired), *retired, 1, n, n, "", 1000, 60_000, "", key)
+        assert redis_raw.zscore(keys.unflushed(shard), key) is None
+        if not begun:
+            redis_raw.xtrim(keys.changes(shard), maxlen=0, approximate=False)
     for what in ("runs/", "", None):
         with pytest.raises(Unavailable) as told:
             await (other.namespaces() if what is None else _keys(other.list(what, order=order if what else "key")))

@@ -49,7 +49,7 @@ class Pool:
 class SlowRedis:
     """A Redis that runs `meanwhile` before its answers arrive, which are as of when it was asked."""
 
-    io, pool = TASKS, Pool()
+    io, pool, cluster = TASKS, Pool(), "a-cluster"
 
     def __init__(self, meta: list[bytes]) -> None:
         self.meta = meta
@@ -91,14 +91,45 @@ async def wait(durable: Durable) -> int:
 
 
 async def test_a_look_that_was_overtaken_by_an_event_takes_nothing_back(durable: Durable, redis: SlowRedis) -> None:
-    redis.meanwhile = lambda: heard(durable, b"1 5 0")
+    redis.meanwhile = lambda: heard(durable, b"1 5 0 a-cluster")
     assert await wait(durable) == HELD
     assert redis.looks == 1
 
 
+@pytest.mark.parametrize("event", [b"1 5 0 another", b"1 5 0", b"called", b"1 5 x a-cluster"])
+async def test_an_event_that_is_no_watermark_of_this_deployment_settles_nothing(
+    durable: Durable, redis: SlowRedis, monkeypatch: pytest.MonkeyPatch, event: bytes
+) -> None:
+    """Channels know no databases, and a release before said of nobody's watermark whose it is."""
+
+    def published() -> None:
+        heard(durable, event)
+        redis.meta, redis.meanwhile = [b"1", b"5", b"0"], lambda: None
+
+    monkeypatch.setattr("statecache.core.commit.durable._LOOK_S", 0.05)
+    redis.meanwhile = published
+    assert await wait(durable) == HELD
+    assert redis.looks == 2
+
+
+async def test_whose_cluster_is_not_known_yet_looks_for_himself(
+    durable: Durable, redis: SlowRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("statecache.core.commit.durable._LOOK_S", 4 * WAIT_S)
+    redis.cluster = ""
+
+    def published() -> None:
+        heard(durable, b"1 5 0 a-cluster")
+        redis.meta, redis.meanwhile = [b"1", b"5", b"0"], lambda: None
+
+    redis.meanwhile = published
+    assert await wait(durable) == HELD
+    assert redis.looks == 2
+
+
 async def test_a_look_that_still_shows_the_epoch_before_is_repeated(durable: Durable, redis: SlowRedis) -> None:
     def next_epoch() -> None:
-        heard(durable, b"2 9 0")
+        heard(durable, b"2 9 0 a-cluster")
         redis.meta, redis.meanwhile = [b"1", b"5", b"0"], lambda: None
 
     redis.meanwhile = next_epoch

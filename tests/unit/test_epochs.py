@@ -96,6 +96,8 @@ def verdicts(row: ShardRow, seen: Look, pin: Pin = PIN) -> list[str]:
         ("nothing, and somebody died adopting it", look(EMPTY, reservation="x", continues=("s",)), ROW,
          [*WAIT, "above 5", "above 5"]),
         ("meta was deleted", look(EMPTY, last=(5, 100), n=100), ROW, [*WAIT, "above 5", "above 5"]),
+        ("Postgres was made anew beside it", OURS, msgspec.structs.replace(FRESH, now_s=NOW_S),
+         ["wait", "refused", *[f"if it holds the same, above {NOW_S}"] * 2, f"above {NOW_S}"]),
         ("nothing, and nobody was ever here, by the clock", EMPTY, msgspec.structs.replace(FRESH, now_s=NOW_S),
          ["wait", *["above 0"] * 4]),
         ("nothing, and nobody was ever here", EMPTY, FRESH, ["wait", *["above 0"] * 4]),

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from statecache import Delete, LimitExceeded, Set, State
+from statecache import Create, Delete, LimitExceeded, Set, State
 from statecache.adapters.filling import PAGE_BYTES_MAX, PAGE_ITEMS_MAX, WRITTEN_PAGES_MAX, filling
 from statecache.adapters.items import NESTING_MAX, TEXT, Kept, kept, same
 from statecache.adapters.items import given as got
@@ -121,6 +121,8 @@ class Session:
 
     def __init__(self) -> None:
         self.place, self.states, self.number = Place("42"), dict[str, State[Any]](), 0
+        self.names = set[str]()
+        """Of all that was ever there."""
 
     def found(self, last: int = 1) -> Found:
         """Return what is found, with that many pages at the end."""
@@ -131,11 +133,16 @@ class Session:
         numbers = range(max(known.pages - last, 0) + 1, known.pages + 1)
         return Found(head, known, [self.states.get(self.place.page(known, number)) for number in numbers])
 
-    def apply(self, writes: list[Set | Delete]) -> None:
+    def apply(self, writes: list[Set | Create | Delete]) -> None:
         """Do what was decided."""
         self.number += 1
         for one in writes:
-            assert one.expected in (..., self.states.get(one.name))
+            if isinstance(one, Create):
+                assert one.assume_new
+                assert one.name not in self.names
+            else:
+                assert one.expected in (..., self.states.get(one.name))
+            self.names.add(one.name)
             if isinstance(one, Delete):
                 del self.states[one.name]
             else:

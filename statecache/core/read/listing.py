@@ -8,8 +8,8 @@ again.
 
 A Postgres that was put back to what it held before lacks what Redis takes for flushed, until a worker has flushed it
 again. So each page comes with the watermarks, read just before it, and where one is lower than what Redis has of it,
-what was written beyond that one counts as dirty too: Redis keeps its keys as long as its entries. Where these have
-left, nothing is listed: that Postgres is a copy, or the server from before a failover, until a worker has compared.
+what was written beyond that one counts as dirty too: Redis keeps its keys until they are retired. Where they are,
+nothing is listed: that Postgres is a copy, or the server from before a failover, until a worker has compared.
 
 Where a shard's gate is closed, Postgres alone is believed, and only where it holds no less than Redis does, unless the
 setting `stale_reads` accepts that. No state is listed that is older than one that this process has seen: such a one is

@@ -6,12 +6,14 @@
 -- ARGV  1 epoch  2 flushed n as Postgres says  3 n up to which states may be evicted  4 id before which entries leave
 --       ('' = none)  5 entries that leave at most  6 ttl in ms where a state names none  7 positions that Postgres did not
 --       take, blanks between them  8… the keys of the states
+-- Meta keeps up to which n names may be off the list of what was written, though entries are still there.
 -- Gives { states that may be evicted now, entries that left, 1 where more may leave }, or nothing where the shard is at
 -- another epoch or that n is not behind its watermark.
 
-local meta = redis.call('HMGET', KEYS[1], 'epoch', 'flushed')
+local meta = redis.call('HMGET', KEYS[1], 'epoch', 'flushed', 'retired')
 local upto, excepted = tonumber(ARGV[3]), ' ' .. ARGV[7] .. ' '
 if meta[1] ~= ARGV[1] or upto > math.min(tonumber(meta[2]), tonumber(ARGV[2])) then return {} end
+if #KEYS > 3 and upto > tonumber(meta[3] or '0') then redis.call('HSET', KEYS[1], 'retired', ARGV[3]) end
 local marked = 0
 for i = 4, #KEYS do
   local key = ARGV[4 + i]

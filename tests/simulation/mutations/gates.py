@@ -149,7 +149,7 @@ GATES = {
     "numbers of epochs": Mutant(
         "an epoch takes the next number, which tiers that both went back may have issued before",
         "statecache/rules/epochs.py",
-        "row.now_s if row.epoch else 0",
+        "row.now_s if row.epoch or not look.is_bare else 0",
         "0",
         by="scenarios issued_twice",
     ),
