@@ -30,11 +30,12 @@ async def test_a_row_that_went_back_behind_its_redis_closes_the_gate_and_the_nex
     log.lines.clear()
     worker.refresh()
     await turn_until(worker, log, "epoch_opened")
-    assert log.of("epoch_opened")[0]["epochs"] == [2]
-    assert rows(psql, "SELECT epoch, replid FROM shard WHERE shard = 0") == [(2, at_first["replid"])]
+    (epoch,) = log.of("epoch_opened")[0]["epochs"]
+    assert epoch > int(at_first["epoch"])
+    assert rows(psql, "SELECT epoch, replid FROM shard WHERE shard = 0") == [(epoch, at_first["replid"])]
     agents.commit(key)
     await flush(worker)
-    assert rows(psql, "SELECT epoch, version, gap FROM change ORDER BY n") == [(1, 1, False), (2, 2, False)]
+    assert rows(psql, "SELECT epoch, version, gap FROM change ORDER BY n") == [(1, 1, False), (epoch, 2, False)]
     assert agents.meta(0)["flushed"] == "2"
 
 
