@@ -260,6 +260,20 @@ async def test_a_postgres_that_went_back_behind_what_redis_let_go_is_not_listed(
     assert await stale.namespaces() == ["runs"]
 
 
+async def test_what_a_postgres_that_knows_nothing_of_a_shard_lacks_is_listed_from_redis(
+    client: AsyncStateCache, make_client: MakeClient, settings: Settings, worker: Worker, psql: psycopg.Connection[Any]
+) -> None:
+    await client.set("runs/1", 1)
+    await flush(worker)
+    psql.execute("TRUNCATE change, state")
+    psql.execute("DELETE FROM shard")
+    other = make_client(settings)
+    order: Any
+    for order in ("key", "newest"):
+        assert await _keys(other.list("runs/", order=order)) == ["runs/1"]
+    assert await other.namespaces() == ["runs"]
+
+
 @every_redis
 async def test_a_state_whose_change_is_in_quarantine_is_listed_as_long_as_redis_holds_it(
     client: AsyncStateCache, agents: Agents, worker: Worker, redis_raw: Any, keys: KeySpace

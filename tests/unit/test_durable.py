@@ -56,6 +56,15 @@ class SlowRedis:
         self.looks = 0
         self.meanwhile: Callable[[], None] = lambda: None
 
+    def publishes(self, durable: Durable, event: bytes) -> None:
+        """Have an event be heard during the first look, and the watermark be reached at the next one."""
+
+        def meanwhile() -> None:
+            heard(durable, event)
+            self.meta, self.meanwhile = [b"1", b"5", b"0"], lambda: None
+
+        self.meanwhile = meanwhile
+
     async def link(self, seconds: float) -> QuietLink:
         """Return a connection for events."""
         return QuietLink()
@@ -102,12 +111,8 @@ async def test_an_event_that_is_no_watermark_of_this_deployment_settles_nothing(
 ) -> None:
     """Channels know no databases, and a release before said of nobody's watermark whose it is."""
 
-    def published() -> None:
-        heard(durable, event)
-        redis.meta, redis.meanwhile = [b"1", b"5", b"0"], lambda: None
-
     monkeypatch.setattr("statecache.core.commit.durable._LOOK_S", 0.05)
-    redis.meanwhile = published
+    redis.publishes(durable, event)
     assert await wait(durable) == HELD
     assert redis.looks == 2
 
@@ -118,20 +123,12 @@ async def test_whose_cluster_is_not_known_yet_looks_for_himself(
     monkeypatch.setattr("statecache.core.commit.durable._LOOK_S", 4 * WAIT_S)
     redis.cluster = ""
 
-    def published() -> None:
-        heard(durable, b"1 5 0 a-cluster")
-        redis.meta, redis.meanwhile = [b"1", b"5", b"0"], lambda: None
-
-    redis.meanwhile = published
+    redis.publishes(durable, b"1 5 0 a-cluster")
     assert await wait(durable) == HELD
     assert redis.looks == 2
 
 
 async def test_a_look_that_still_shows_the_epoch_before_is_repeated(durable: Durable, redis: SlowRedis) -> None:
-    def next_epoch() -> None:
-        heard(durable, b"2 9 0 a-cluster")
-        redis.meta, redis.meanwhile = [b"1", b"5", b"0"], lambda: None
-
-    redis.meanwhile = next_epoch
+    redis.publishes(durable, b"2 9 0 a-cluster")
     assert await wait(durable) == HELD
     assert redis.looks == 2

@@ -327,9 +327,7 @@ def _joins(session: Session, found: Found, event: Any) -> bool:
 def _is_among(events: Sequence[Any], data: Any) -> bool:
     """Return whether an event is one of these."""
     new = given(data)
-    return any(
-        one == new and same(one, new) for one in events
-    )  # mostly it is another one, which the first tells sooner
+    return any(one == new and same(one, new) for one in events)  # the first tells most apart sooner
 
 
 def _given_up() -> StateCacheError:

@@ -88,7 +88,6 @@ class Dirty:
         """
         end, backoff = monotonic() + seconds, Backoff(0.005, 0.1)
         patient_until, gates = monotonic() + seconds / 4, self._reader.closed_gates
-        went_back = watermarks or {}
         commands, start = self._commands(shards, watermarks), listed.selection.prefix.encode()
         while True:
             look = looked or await self._read(shards, commands, max(end - monotonic(), 0.001))
@@ -108,7 +107,9 @@ class Dirty:
                 first, up_to = _first(found, most, down=listed.down)
                 held, shut = await self.held(first, seconds, values=listed.reads_values)
                 if not shut:  # the gate of none of them has closed meanwhile
-                    told = {shard: min(flushed, went_back.get(shard, flushed)) for shard, flushed in opened.items()}
+                    told = opened if watermarks is None else {
+                        shard: min(flushed, watermarks.get(shard, UNKNOWN)) for shard, flushed in opened.items()
+                    }  # fmt: skip
                     return Overlay(held, told, up_to, gone=len(held) < len(first))
             await self._redis.io.sleep(backoff.take())
 
