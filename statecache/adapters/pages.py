@@ -55,8 +55,8 @@ PAGE_FRAME_BYTES = len(msgspec.json.encode(Page("0" * 16, "", [])))
 """What a page has beside its items, at least."""
 
 
-class Place(Protocol):
-    """Where a head and its pages are."""
+class Named(Protocol):
+    """What tells the names of a head and of its pages."""
 
     @property
     def head(self) -> str:
@@ -64,6 +64,10 @@ class Place(Protocol):
 
     def page(self, known: Any, number: int, /) -> str:
         """Return the name of a page."""
+
+
+class Place(Named, Protocol):
+    """Where a head and its pages are."""
 
     def read(self, state: State[Any], /) -> Any:
         """Return the head that a state holds; raise CodecError where it is none."""
@@ -128,7 +132,7 @@ def with_pages(found: Found, count: int) -> Any:
     return msgspec.structs.replace(known, pages=count, logs=logs, grown_as=grown_as)
 
 
-def new_page(place: Place, found: Found, known: Any, number: int, page: Page) -> Set | Create:
+def new_page(place: Named, found: Found, known: Any, number: int, page: msgspec.Struct) -> Set | Create:
     """Return what writes a page that was not there; the first ones of a conversation are looked for, as its head is."""
     name, value = place.page(known, number), msgspec.structs.asdict(page)
     return Set(name, value) if found.head is None else Create(name, value, assume_new=True)

@@ -9,17 +9,20 @@ import psycopg
 import pytest
 from google.adk.events.event import Event
 from llama_index.core.llms import ChatMessage
+from pydantic_ai.messages import ModelRequest, UserPromptPart
 
 from statecache import AsyncStateCache, Settings
 from statecache.adapters.adk import StateCacheSessionService
 from statecache.adapters.llama_index import StateCacheChatStore
 from statecache.adapters.openai_agents import StateCacheSession
+from statecache.adapters.pydantic_ai import StateCacheConversationStore
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, flushing, rows
 from tests.support.adk_services import GROUP, ID, event, loaded, texts
 from tests.support.fault_proxy import FaultProxy
 from tests.support.openai_sessions import World
+from tests.support.pydantic_ai_stores import saved, told
 
 Add = Callable[[int], Awaitable[object]]
 There = Callable[[], Awaitable[list[Any]]]
@@ -68,7 +71,22 @@ def adk(cache: AsyncStateCache) -> tuple[Add, There, str]:
     return add, there, GROUP
 
 
-each_adapter = pytest.mark.parametrize("adapter", [openai, llama, adk], ids=lambda one: one.__name__)
+def pydantic_ai(cache: AsyncStateCache) -> tuple[Add, There, str]:
+    """Return the same of a conversation of Pydantic AI."""
+    store = StateCacheConversationStore(cache)
+
+    async def there() -> list[Any]:
+        entries = await store.load_entries("42") or ()
+        return [int(text.split()[0]) for text in told([entry.message for entry in entries])]
+
+    return (
+        lambda number: saved(store, "42", [ModelRequest(parts=[UserPromptPart(content=f"{number} {LONG}")])]),
+        there,
+        store.group_of("42"),
+    )
+
+
+each_adapter = pytest.mark.parametrize("adapter", [openai, llama, adk, pydantic_ai], ids=lambda one: one.__name__)
 
 
 def _behind(settings: Settings, proxy: FaultProxy) -> Settings:

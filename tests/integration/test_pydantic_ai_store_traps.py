@@ -39,6 +39,10 @@ from tests.support.pydantic_ai_stores import saved, told, turn, turns
 MIB = 1024 * 1024
 
 
+class Killed(BaseException):
+    """What ends a process, as far as the adapter is concerned."""
+
+
 @pytest.fixture
 def store(cache: AsyncStateCache) -> StateCacheConversationStore:
     """A store on an asynchronous client."""
@@ -300,6 +304,37 @@ async def test_of_a_large_save_whose_first_part_is_not_durable_enough_nothing_co
         await saved(store, "42", long)
         assert len(await said(store)) == len(long)
         await store.delete("42")
+    assert [state.key async for state in cache.list("pydantic-ai/42")] == []
+
+
+@pytest.mark.parametrize("ends", ["is saved", "is killed"])
+async def test_a_large_save_that_is_cut_off_from_its_first_part_leaves_no_record_without_its_pages(
+    store: StateCacheConversationStore, cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Who deletes what is not there takes what a killed process has left for it, and may meet one that is at work."""
+    monkeypatch.setattr(log, "_COMMIT_BYTES_MAX", 64 * 1024)
+    commit, long, deleted = AsyncNamespace.commit, turns(8, size=40_000), list[int]()
+
+    async def cut_off(view: Any, writes: Any, **more: Any) -> Any:
+        if len(deleted) < 2 and "42" in {one.name for one in writes}:
+            before = [state.key async for state in cache.list("pydantic-ai/42/")]
+            if ends == "is killed":
+                deleted.extend((len(before), 0))
+                raise Killed
+            await StateCacheConversationStore(cache).delete("42")
+            deleted.append(len(before) - len([state async for state in cache.list("pydantic-ai/42/")]))
+        return await commit(view, writes, **more)
+
+    monkeypatch.setattr(AsyncNamespace, "commit", cut_off)
+    if ends == "is saved":
+        await saved(store, "42", long)
+        assert await said(store) == told(long)
+        assert len(deleted) == 2 < min(deleted)
+    else:
+        with pytest.raises(Killed):
+            await saved(store, "42", long)
+        assert len([state async for state in cache.list("pydantic-ai/42/")]) == deleted[0] > 2
+    await store.delete("42")
     assert [state.key async for state in cache.list("pydantic-ai/42")] == []
 
 

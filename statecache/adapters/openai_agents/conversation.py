@@ -85,7 +85,7 @@ class Conversation:
 
     async def _remains(self) -> list[str]:
         """Return the names of the pages that are there."""
-        return await arun(self._view, remains(self._place.pages))
+        return [*await arun(self._view, remains(self._place.pages))]
 
     async def _delete_surplus(self, pages: Sequence[str], durability: Durability | None = None) -> None:
         """Delete pages, but those that the session has."""

@@ -9,7 +9,7 @@ was rewritten stays in the log, and the record names where each of these branche
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -20,9 +20,10 @@ from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord
 from pydantic_ai.messages import ModelMessagesTypeAdapter
 from pydantic_core import PydanticSerializationError
 
-from statecache import CodecError, Set, UsageError
+from statecache import CodecError, UsageError
 from statecache.adapters.filling import FRAME_BYTES, filling
 from statecache.adapters.items import Kept, given, kept
+from statecache.adapters.pages import log_of
 from statecache.adapters.segments import refuse_nul, segment
 
 if TYPE_CHECKING:
@@ -36,8 +37,18 @@ Line = dict[str, Any]
 """An entry as a page holds it: the `parent`, the `kind`, and the `message`."""
 
 
-class Head(msgspec.Struct, frozen=True):
-    """What the record of a conversation holds; `log`, `pages` and `entries` say where the entries are, and how many."""
+class Extent(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the entries of a conversation are, and how many; `log` is that of the first page."""
+
+    log: str
+    pages: int = 0
+    entries: int = 0
+    logs: dict[str, str] = {}
+    grown_as: str = ""
+
+
+class Head(Extent, frozen=True, kw_only=True):
+    """What the record of a conversation holds."""
 
     of: Literal["pydantic-ai"]
     format_version: Literal[1]
@@ -49,9 +60,6 @@ class Head(msgspec.Struct, frozen=True):
     forked_from: Any
     forked_at: str | None
     branches: list[str]
-    log: str
-    pages: int
-    entries: int
     usage: Any
     deferred_tool_requests: Any = None
 
@@ -83,9 +91,9 @@ class Place(NamedTuple):
         """How the names of all pages begin."""
         return f"{self.head}/log/"
 
-    def page(self, log: str, number: int) -> str:
+    def page(self, known: Extent, number: int) -> str:
         """Return the name of a page."""
-        return f"{self.pages}{log}/{number:06}"
+        return f"{self.pages}{log_of(known, number, known.log)}/{number:06}"
 
 
 def place_of(conversation_id: str) -> Place:
@@ -132,7 +140,7 @@ def entry_of(entry_id: str, line: Line, group: str) -> ConversationEntry:
     return ConversationEntry(id=EntryId(entry_id, group), parent_id=parent, message=message, kind=line["kind"])
 
 
-def head_of(record: ConversationRecord, log: str, pages: int, entries: int) -> dict[str, Any]:
+def head_of(record: ConversationRecord, extent: Extent) -> dict[str, Any]:
     """Return what is kept of a record; raise CodecError or UsageError for what cannot be kept."""
     if record.format_version != 1:
         raise UsageError(f"a record of the format {record.format_version} is newer than what is known here, which is 1")
@@ -149,8 +157,8 @@ def head_of(record: ConversationRecord, log: str, pages: int, entries: int) -> d
         updated_at=record.updated_at.isoformat(), scope=record.scope,
         forked_from=None if record.forked_from is None else kept(record.forked_from, 0, nul=False).data,
         forked_at=None if record.forked_at is None else str(record.forked_at),
-        branches=[*map(str, record.branches)], log=log, pages=pages, entries=entries,
-        usage=kept(data["usage"], 0, nul=False).data,
+        branches=[*map(str, record.branches)], log=extent.log, pages=extent.pages, entries=extent.entries,
+        logs=extent.logs, grown_as=extent.grown_as, usage=kept(data["usage"], 0, nul=False).data,
         deferred_tool_requests=kept(data["deferred_tool_requests"], 0, nul=False).data,
     )  # fmt: skip
     return msgspec.structs.asdict(head)
@@ -187,15 +195,8 @@ def refuse_scope(scope: str | None) -> None:
             raise UsageError(f"scope={scope!a} is no text that has a UTF-8 form")
 
 
-def pages_of(
-    last: Mapping[str, Line] | None, lines: Sequence[tuple[str, Kept]], bytes_max: int
-) -> list[dict[str, Any]]:
+def pages_of(last: Mapping[str, Line] | None, lines: Sequence[tuple[str, Kept]], bytes_max: int) -> list[Page]:
     """Return what pages hold once entries are added: the last page first, where there is one, and then new ones."""
     pairs = [Kept([spelled(entry_id), line.data], line.size) for entry_id, line in lines]
     filled = filling(None if last is None else [*map(list, last.items())], pairs, bytes_max - FRAME_BYTES)
-    return [{"entries": dict(pairs)} for pairs in filled]
-
-
-def page_sets(place: Place, log: str, first: int, pages: Iterable[dict[str, Any]]) -> list[Set]:
-    """Return what writes new pages, from that number on; what may be there is of nobody."""
-    return [Set(place.page(log, number), page) for number, page in enumerate(pages, first)]
+    return [Page(dict(pairs)) for pairs in filled]

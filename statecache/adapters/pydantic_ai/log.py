@@ -13,12 +13,13 @@ from __future__ import annotations
 from contextlib import suppress
 from math import ceil
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pydantic_ai.conversation_store import ConversationConflict
 
 from statecache import (
+    Create,
     Delete,
     DurabilityNotMet,
     NotFound,
@@ -31,22 +32,23 @@ from statecache import (
 from statecache.adapters.applied import is_applied, nothing_written
 from statecache.adapters.filling import FRAME_BYTES
 from statecache.adapters.items import Kept
+from statecache.adapters.pages import Found, new_page, with_pages
 from statecache.adapters.plans import arun
 from statecache.adapters.pydantic_ai.documents import (
     EntryId,
+    Extent,
     Head,
     Line,
     Page,
     Place,
     head_of,
     line_of,
-    page_sets,
     pages_of,
     place_of,
     read,
     spelled,
 )
-from statecache.adapters.remains import delete_remains
+from statecache.adapters.remains import OPENING, delete_remains
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,14 +63,6 @@ _STATES_PER_COMMIT = 250
 _COMMIT_BYTES_MAX = 12 * 1024 * 1024
 """What of a log that nobody sees yet is written at once."""
 Lines = list[tuple[str, Line]]
-
-
-class Found(NamedTuple):
-    """What was read of a conversation: its record and its last page, None where there is none."""
-
-    head: State[Any] | None
-    known: Head | None
-    page: State[Any] | None
 
 
 class Logs:
@@ -96,7 +90,7 @@ class Logs:
         failed: StateCacheError = UsageError(f"nothing came of {ATTEMPTS_MAX} attempts")
         for attempt in range(ATTEMPTS_MAX):
             found = await self._found(place, "primary" if attempt else "local")
-            revision = None if found.known is None else found.known.revision
+            revision = None if found.head is None else found.known.revision
             if revision != expected_revision:
                 if attempt:
                     raise ConversationConflict(record.conversation_id)
@@ -131,9 +125,9 @@ class Logs:
         lacking: DurabilityNotMet | None = None
         for _ in range(ATTEMPTS_MAX):
             found = await self._found(place, "primary", page=False)
-            if found.known is None or found.known.revision != expected_revision:
+            if found.head is None or found.known.revision != expected_revision:
                 raise ConversationConflict(conversation_id)
-            pages = [place.page(found.known.log, number) for number in range(1, found.known.pages + 1)]
+            pages = [place.page(found.known, number) for number in range(1, found.known.pages + 1)]
             now = [page for page in pages[:_STATES_PER_COMMIT] if page not in gone]
             try:
                 await self._view.commit([Delete(place.head, expected=found.head), *map(Delete, now)], reason="delete")
@@ -166,9 +160,9 @@ class Logs:
     async def _found(self, place: Place, mode: ReadMode, *, page: bool = True) -> Found:
         head = await self._view.get(place.head, read=mode)
         if head is None:
-            return Found(None, None, None)
+            return Found(None, Extent(log=token_hex(4)), [])
         known: Head = read(head, Head)
-        last = await self._view.get(place.page(known.log, known.pages), read=mode) if known.pages and page else None
+        last = [await self._view.get(place.page(known, known.pages), read=mode)] if known.pages and page else []
         return Found(head, known, last)
 
     async def _lines(self, place: Place, entry_id: str, limit: int | None) -> Lines:
@@ -194,7 +188,7 @@ class Logs:
                 at = there[name]["parent"]
             elif unread:
                 first = max(unread - more, 0)
-                names = [place.page(known.log, number) for number in range(first + 1, unread + 1)]
+                names = [place.page(known, number) for number in range(first + 1, unread + 1)]
                 states = await self._view.get_many(names, read=mode)
                 for page in states.values():
                     there |= {} if page is None else read(page, Page).entries
@@ -220,7 +214,7 @@ class Logs:
         for entry_id in (entries[0].parent_id if entries else None, record.head_id):
             if entry_id is None or entry_id in added or entry_id in lines:
                 continue
-            if found.known is not None:
+            if found.head is not None:
                 if entry_id in (found.known.head_id, *found.known.branches):
                     continue
                 try:
@@ -237,30 +231,40 @@ class Logs:
 
     async def _added(
         self, place: Place, found: Found, record: ConversationRecord, lines: Sequence[tuple[str, Kept]]
-    ) -> tuple[list[Set | Delete], list[str]]:
+    ) -> tuple[list[Set | Create | Delete], list[str]]:
         """Return what writes a record and adds lines, and the names of what was written before, of a new log.
 
         That is what one commit cannot take.
         """
-        known = found.known
-        log = token_hex(4) if known is None else known.log
-        pages, count = (0, 0) if known is None else (known.pages, known.entries)
-        last = None if found.page is None else read(found.page, Page).entries
+        known: Extent = found.known
+        page = found.pages[-1] if found.pages else None
+        last = None if page is None else read(page, Page).entries
         filled = pages_of(last, lines, self._bytes_max) if lines else []
-        sets: list[Set | Delete] = []
+        sets: list[Set | Create] = []
         if last is not None and filled:
-            page, filled = filled[0], filled[1:]
-            if len(page["entries"]) > len(last):
-                sets.append(Set(place.page(log, pages), page, expected=found.page))
-        new = page_sets(place, log, pages + 1, filled)
-        head = head_of(record, log, pages + len(new), count + len(lines))
-        ahead = await self._written_ahead(new) if known is None else []
-        return [Set(place.head, head, expected=found.head), *sets, *new[len(ahead) :]], ahead
+            grown, filled = filled[0], filled[1:]
+            if len(grown.entries) > len(last):
+                sets.append(Set(place.page(known, known.pages), msgspec.structs.asdict(grown), expected=page))
+        extent: Extent = with_pages(found, known.pages + len(filled))
+        new = [new_page(place, found, extent, number, one) for number, one in enumerate(filled, known.pages + 1)]
+        head = head_of(record, msgspec.structs.replace(extent, entries=known.entries + len(lines)))
+        writes = [Set(place.head, head, expected=found.head), *sets]
+        if found.head is not None:
+            return [*writes, *new], []
+        opening, left = await self._written_ahead(place.page(extent, OPENING), new)
+        if opening is None:
+            return [*writes, *new], []
+        gone = Delete(place.page(extent, OPENING), expected=opening)
+        return [*writes, gone, *new[left:]], [gone.name, *(one.name for one in new[:left])]
 
-    async def _written_ahead(self, new: list[Set]) -> list[str]:
-        """Write the first pages of a large log that no record names yet, and return their names."""
+    async def _written_ahead(self, name: str, new: Sequence[Set | Create]) -> tuple[State[Any] | None, int]:
+        """Write the first pages of a large log that no record names yet; return the log's opening, and how many.
+
+        Each part writes the opening, and the commit of the record takes it away: whatever has taken back a part, or
+        has deleted the opening since, leaves no record without its pages.
+        """
         sizes = [len(msgspec.json.encode(one.value)) + FRAME_BYTES for one in new]
-        left, size = 0, sum(sizes)
+        left, size, opening = 0, sum(sizes), None
         while size > _COMMIT_BYTES_MAX or len(new) - left > _STATES_PER_COMMIT:
             upto, taken = left, 0
             while upto < len(new) - 1 and upto - left < _STATES_PER_COMMIT:
@@ -269,15 +273,15 @@ class Logs:
                 taken, upto = taken + sizes[upto], upto + 1
             if upto == left:
                 break
-            names = [one.name for one in new[:upto]]
             try:
                 with nothing_written("save"):
-                    await self._view.commit(new[left:upto], reason="save")
+                    part = [Set(name, msgspec.structs.asdict(Page({})), expected=opening), *new[left:upto]]
+                    opening = (await self._view.commit(part, reason="save"))[0]
             except StateCacheError:
-                await self._take_back(names)
+                await self._take_back([name, *(one.name for one in new[:upto])])
                 raise
             left, size = upto, size - taken
-        return [one.name for one in new[:left]]
+        return opening, left
 
     async def _take_back(self, names: Sequence[str]) -> None:
         """Delete pages that no record names, as far as that can be done: nobody waits for it."""
