@@ -65,6 +65,8 @@ they are, so pages and limits count what adapters keep alone."""
 _YIELDING = ("history", "list")
 _TELLING = ("commit", "create", "set", "update")
 """Verbs that write and take a reason."""
+_WRITING = (*_TELLING, "delete", "delete_many")
+_PROVING = "_prove"
 _TOGETHER_MAX = 4
 """How many of the plans that have nothing to do with one another are carried out at once."""
 
@@ -86,21 +88,9 @@ def lacks_durability(error: StateCacheError) -> bool:
 
 
 def commits(parts: Iterable[Sequence[Any]]) -> Plan[None]:
-    """Carry out the commits of one group, one after the other.
-
-    Where one is applied, and not known to be as durable as it has to be, the others are applied all the same, without
-    a wait for their durability, and then its error is raised.
-    """
-    lacking: StateCacheError | None = None
+    """Carry out commits, one after the other."""
     for part in parts:
-        try:
-            yield from call("commit", part, durability=None if lacking is None else "memory")
-        except (DurabilityNotMet, OutcomeUnknown) as error:
-            if not lacks_durability(error):
-                raise
-            lacking = error
-    if lacking is not None:
-        raise lacking
+        yield from call("commit", part)
 
 
 def proven(*names: str, below: Sequence[str] = ()) -> Plan[None]:
@@ -109,7 +99,7 @@ def proven(*names: str, below: Sequence[str] = ()) -> Plan[None]:
     It is for who finds that what he is asked for was done before: that alone does not say how durable it is. Raises
     what a write raises that is applied, and not known to be as durable as it has to be.
     """
-    yield from call("_prove", *names, below=below)
+    yield from call(_PROVING, *names, below=below)
 
 
 def together(plans: Sequence[Plan[None]]) -> Plan[list[StateCacheError | None]]:
@@ -170,6 +160,34 @@ def through(plan: Plan[T], carry_out: Callable[[Asked], Plan[Any]]) -> Plan[T]:
                 asked = plan.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+
+
+def to_its_end(plan: Plan[T]) -> Plan[T]:
+    """Carry out a plan as a whole, though what it writes is applied, and not known to be as durable as it has to be.
+
+    What it writes after that does not wait to be durable, and then that error is raised. The plan gets None for what
+    the verb returns that raised it.
+    """
+    lacking = list[StateCacheError]()
+
+    def carried_out(asked: Asked) -> Plan[Any]:
+        if lacking and isinstance(asked, Call):
+            if asked.verb == _PROVING:
+                return None
+            if asked.verb in _WRITING:
+                asked = asked._replace(options=asked.options | {"durability": "memory"})
+        try:
+            return (yield asked)
+        except (DurabilityNotMet, OutcomeUnknown) as error:
+            if not lacks_durability(error):
+                raise
+            lacking.append(error)
+            return None
+
+    result = yield from through(plan, carried_out)
+    if lacking:
+        raise lacking[0]
+    return result
 
 
 def for_reason(plan: Plan[T], reason: str) -> Plan[T]:

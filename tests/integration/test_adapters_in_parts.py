@@ -16,13 +16,14 @@ from statecache.testing.embedded import Servers
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush
 from tests.fixtures.servers import MakeSettings
-from tests.support.langgraph_stories import config, got, put
+from tests.support.langgraph_stories import config, got, ids, put
 
 pytestmark = pytest.mark.counts_seconds
 
 Verb = Callable[[], Awaitable[object]]
 Left = Callable[[], Awaitable[int]]
 Case = Callable[[AsyncStateCache, Durability], Awaitable[tuple[Verb, Left, int]]]
+THREADS = ("41", "42", "43")
 MANY = 600
 """So many states that they take three commits."""
 
@@ -46,6 +47,36 @@ async def delete_thread(cache: AsyncStateCache, level: Durability) -> tuple[Verb
         return len([state async for state in cache.list("langgraph/42/", values=False)])
 
     return lambda: StateCacheSaver(cache, durability=level).adelete_thread("42"), there, 0
+
+
+async def delete_for_runs(cache: AsyncStateCache, level: Durability) -> tuple[Verb, Left, int]:
+    """Return what deletes the checkpoints that a run has put in several threads, and what counts those that stay."""
+    there = await _threads(cache)
+    return lambda: StateCacheSaver(cache, durability=level).adelete_for_runs(["one"]), there, len(THREADS)
+
+
+async def prune(cache: AsyncStateCache, level: Durability) -> tuple[Verb, Left, int]:
+    """Return what thins several threads out, and what counts the checkpoints that stay."""
+    there = await _threads(cache)
+    return lambda: StateCacheSaver(cache, durability=level).aprune(THREADS), there, len(THREADS)
+
+
+async def prune_all(cache: AsyncStateCache, level: Durability) -> tuple[Verb, Left, int]:
+    """Return what deletes several threads, and what counts the checkpoints that stay."""
+    there = await _threads(cache)
+    return lambda: StateCacheSaver(cache, durability=level).aprune(THREADS, strategy="delete"), there, 0
+
+
+async def _threads(cache: AsyncStateCache) -> Left:
+    saver = StateCacheSaver(cache)
+    for thread in THREADS:
+        first = await put(saver, thread, metadata={"source": "loop", "step": 0, "parents": {}, "run_id": "one"})
+        await put(saver, thread, parent=first, metadata={"source": "loop", "step": 1, "parents": {}, "run_id": "two"})
+
+    async def there() -> int:
+        return sum([len(await ids(saver, config(thread))) for thread in THREADS])
+
+    return there
 
 
 async def put_writes(cache: AsyncStateCache, level: Durability) -> tuple[Verb, Left, int]:
@@ -97,7 +128,9 @@ def _noted(verb: str, real: Any, waited: list[str]) -> Any:
 BATCHED = (put_writes, put_early_writes)
 """What comes in batches, each of which waits."""
 each_case = pytest.mark.parametrize(
-    "case", [put_all, delete_thread, put_writes, put_early_writes], ids=lambda case: case.__name__
+    "case",
+    [put_all, delete_thread, delete_for_runs, prune, prune_all, put_writes, put_early_writes],
+    ids=lambda case: case.__name__,
 )
 
 

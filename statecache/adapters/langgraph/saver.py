@@ -30,7 +30,7 @@ from statecache.adapters.langgraph.documents import Document, config_of, merged,
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.recent import Recent
 from statecache.adapters.langgraph.values import Serde
-from statecache.adapters.plans import Listing, Plan
+from statecache.adapters.plans import Listing, Plan, to_its_end
 from statecache.adapters.segments import refuse_parted
 
 if TYPE_CHECKING:
@@ -186,19 +186,19 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete all of a thread. Its named checkpoints and what it once held stay: `erase` of its group ends that."""
-        self._clients.run(threads.delete_thread(Place(thread_id)))
+        self._clients.run(to_its_end(threads.delete_thread(Place(thread_id))))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Do what `delete_thread` does."""
-        await self._clients.arun(threads.delete_thread(Place(thread_id)))
+        await self._clients.arun(to_its_end(threads.delete_thread(Place(thread_id))))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints that these runs have put, with their pending writes."""
-        self._clients.run(threads.delete_for_runs(_sequence(run_ids, "run_ids")))
+        self._clients.run(to_its_end(threads.delete_for_runs(_sequence(run_ids, "run_ids"))))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Do what `delete_for_runs` does."""
-        await self._clients.arun(threads.delete_for_runs(_sequence(run_ids, "run_ids")))
+        await self._clients.arun(to_its_end(threads.delete_for_runs(_sequence(run_ids, "run_ids"))))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints of a thread to another one, which may have some; cut off, it may be called again."""
@@ -213,11 +213,11 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
 
         Ancestors that hold what delta channels of the latest are made of stay, too.
         """
-        self._clients.run(_pruned(thread_ids, strategy, self._recent))
+        self._clients.run(to_its_end(_pruned(thread_ids, strategy, self._recent)))
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Do what `prune` does."""
-        await self._clients.arun(_pruned(thread_ids, strategy, self._recent))
+        await self._clients.arun(to_its_end(_pruned(thread_ids, strategy, self._recent)))
 
     def get_next_version(self, current: str | None, channel: None) -> str:  # noqa: ARG002
         """Return a channel version that is greater, and that no other branch of the thread has."""

@@ -13,7 +13,7 @@ from llama_index.core.storage.kvstore.types import DEFAULT_BATCH_SIZE, DEFAULT_C
 from statecache import CodecError, Set, Settings
 from statecache.adapters.clients import Clients, OnClients, settings_of
 from statecache.adapters.items import given, kept
-from statecache.adapters.plans import Plan, call, commits, proven
+from statecache.adapters.plans import Plan, call, commits, proven, to_its_end
 from statecache.adapters.segments import refuse_nul, refuse_parted, segment
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _put(pairs: Iterable[tuple[str, Any]], collection: str) -> Plan[None]:
         name, told, one = _name(key, collection), kept(key, at), kept(value, at)
         sets[name] = Set(name, {"of": OF, "key": told.data, "value": one.data})
         sizes[name] = one.size + told.size
-    yield from commits(_parts(sets, sizes))
+    yield from to_its_end(commits(_parts(sets, sizes)))
 
 
 def _parts(sets: dict[str, Set], sizes: dict[str, int]) -> list[list[Set]]:
