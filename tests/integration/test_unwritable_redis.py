@@ -49,5 +49,25 @@ async def test_what_redis_does_not_hold_is_read_where_it_takes_no_writes(
     assert _value(await client.get("runs/1", read=read)) == "again"
 
 
+@every_redis
+@pytest.mark.own_servers("it changes settings of the server")
+@pytest.mark.parametrize("away", [replicas_away, disk_full])
+async def test_nobody_waits_for_a_load_that_was_begun_before_redis_took_no_more_writes(
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace,
+    away: Callable[[Any], AbstractContextManager[None]],
+) -> None:  # fmt: skip
+    """Whoever has taken the token cannot bring the state either."""
+    await cache.set("runs/1", 1)
+    await flush(worker)
+    assert evict(redis_raw, keys, "runs/1")
+    shard, minutes_later = keys.shard("runs/1"), (redis_raw.time()[0] + 300) * 1000
+    epoch = redis_raw.hget(keys.meta(shard), "epoch").decode()
+    redis_raw.hset(keys.hydrating(shard), "runs/1", f"another|{epoch}|{minutes_later}")
+    client = make_client(settings.model_copy(update={"timeout_s": 5.0}))
+    with away(redis_raw):
+        assert _value(await client.get("runs/1")) == 1
+        assert redis_raw.hexists(keys.hydrating(shard), "runs/1")
+
+
 def _value(state: Any) -> Any:
     return None if state is None else state.value

@@ -5,8 +5,8 @@
 --       between them  5 purpose (read|write)  6… the keys of the states
 -- Gives { 'FENCED' }, { 'FOREIGN', Redis key, reason }, or { 'OK', epoch, watermark, then per state: PRESENT (another was quicker),
 -- DIRTY (not in Redis, not yet in Postgres: wait), WAIT (somebody else's token is young), TAKEN, FULL (Redis has no
--- memory for a token, or who reads is refused one for its disk or its replicas) }; the error READONLY where this server
--- is no primary.
+-- memory for a token, or who reads is refused one for its disk or its replicas; nobody else fills the state then either) };
+-- the error READONLY where this server is no primary.
 
 local function error_of(reply) return type(reply) == 'table' and reply.err end
 
@@ -31,12 +31,12 @@ for i = 4, #KEYS do
     local deadline = whose and not mine[whose] and since == head[1] and tonumber(ends) -- of this epoch
     if dirty and tonumber(dirty) > tonumber(head[3] or '-1') then
       verdict = 'DIRTY'
-    elseif deadline and deadline > ms then
-      verdict = 'WAIT'
     else
-      local refused = error_of(redis.pcall('HSET', KEYS[3], key, token))
+      local waits = deadline and deadline > ms
+      local set = waits and 'HSETNX' or 'HSET' -- it stands, so nothing is set: that only tells whether it could be
+      local refused = error_of(redis.pcall(set, KEYS[3], key, token))
 -- include unwritable
-      if refused then verdict = 'FULL' end
+      if refused then verdict = 'FULL' elseif waits then verdict = 'WAIT' end
     end
   end
   answer[#answer + 1] = verdict
