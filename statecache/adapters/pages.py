@@ -18,7 +18,10 @@ or `undo`, `rollback` or `merge` has put an older head in the place of a newer o
 versions all pages since its last log began were only added to. Where it is at another one, the next page begins a log
 with a name of its own:
 
-    head {pages: 5, logs: {2: 5e0c, 4: 91aa}, grown_as: KEY:17}     pages LOG/1, 5e0c/2, 5e0c/3, 91aa/4, 91aa/5
+    head {pages: {count: 5, logs: {2: 5e0c, 4: 91aa}}, grown_as: KEY:17}     pages LOG/1, 5e0c/2, 5e0c/3, 91aa/4, 91aa/5
+
+Of logs there are LOGS_MAX at most: where pages come and go all the time, the name of a new one is looked for again. A
+release that knows of no logs finds no number of pages in such a head, and refuses it: it would take them for gone.
 """
 
 from __future__ import annotations
@@ -41,6 +44,10 @@ if TYPE_CHECKING:
 
 ATTEMPTS_MAX = 50
 """How often something is read, or tried to be written, that others are writing to."""
+
+
+LOGS_MAX = 32
+"""How many logs a conversation begins beside its first one."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -101,8 +108,11 @@ class Found(NamedTuple):
 
 def converted(state: State[Any], kind: type[Any], what: str) -> Any:
     """Return what a state holds; raise CodecError where it is none of what it should be."""
+    value = state.value
+    if isinstance(value, dict) and isinstance(numbered := value.get("pages"), dict):
+        value = value | {"pages": numbered.get("count"), "logs": numbered.get("logs")}
     try:
-        return msgspec.convert(state.value, kind)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise CodecError(key=state.key, verb="decoded", reason=f"it is no {what}: {error}") from None
 
@@ -113,29 +123,40 @@ def read_page(state: State[Any]) -> Page:
     return page
 
 
-def log_of(known: Any, number: int, first: str) -> str:
-    """Return the log that a page is in, the last one that begins at it or before; `first` is that of the first page."""
+def head_value(head: msgspec.Struct) -> dict[str, Any]:
+    """Return what the state of a head holds."""
+    value: dict[str, Any] = msgspec.to_builtins(head)
+    if logs := value.pop("logs"):
+        value["pages"] = {"count": value["pages"], "logs": logs}
+    return value
+
+
+def log_of(known: Any, number: int) -> str:
+    """Return the log that a page is in, the last one that begins at it or before; '' where that has no name."""
     begins: int = max((int(one) for one in known.logs if int(one) <= number), default=0)
-    return known.logs[str(begins)] if begins else first
+    return str(known.logs[str(begins)] if begins else getattr(known, "log", ""))
 
 
 def with_pages(found: Found, count: int) -> Any:
-    """Return what is known with that many pages instead, the new ones of which have names that no page has ever had."""
+    """Return what is known with that many pages instead; where it can be, the new ones get names that none has had."""
     known, head = found.known, found.head
-    if head is None or count < known.pages:
-        return msgspec.structs.replace(known, pages=count, grown_as="")
-    is_grown, logs = known.grown_as == f"{head.key}:{head.version}", known.logs
-    if count > known.pages and not is_grown:
-        logs = {begins: log for begins, log in logs.items() if int(begins) <= known.pages}
+    if head is None:
+        logs = {"2": token_hex(4)} if count > 1 and not log_of(known, 1) else {}
+        return msgspec.structs.replace(known, pages=count, logs=logs, grown_as="")
+    is_grown, logs = known.grown_as == f"{head.key}:{head.version}" and count >= known.pages, known.logs
+    if count != known.pages and not is_grown:
+        logs = {begins: log for begins, log in logs.items() if int(begins) <= min(count, known.pages)}
+    if count > known.pages and not is_grown and len(logs) < LOGS_MAX:
         is_grown, logs = True, logs | {str(known.pages + 1): token_hex(4)}
     grown_as = f"{head.key}:{head.version + 1}" if is_grown else ""
     return msgspec.structs.replace(known, pages=count, logs=logs, grown_as=grown_as)
 
 
 def new_page(place: Named, found: Found, known: Any, number: int, page: msgspec.Struct) -> Set | Create:
-    """Return what writes a page that was not there; the first ones of a conversation are looked for, as its head is."""
+    """Return what writes a page that was not there; one whose name may have been there before is looked for."""
     name, value = place.page(known, number), msgspec.structs.asdict(page)
-    return Set(name, value) if found.head is None else Create(name, value, assume_new=True)
+    is_new = known.grown_as if found.head is not None else log_of(known, number)
+    return Create(name, value, assume_new=True) if is_new else Set(name, value)
 
 
 def added_pages(

@@ -114,6 +114,31 @@ async def test_a_conversation_goes_on_while_postgres_is_away(
         assert max(versions) <= 4, "as many as the items that a page takes: each page was new"
 
 
+async def test_what_was_cleared_begins_again_while_postgres_is_away(
+    settings: Settings, postgres_proxy: FaultProxy, worker: Worker
+) -> None:
+    """Redis still knows that it is gone."""
+    many: list[Any] = [{"role": "user", "content": f"{number} {LONG}"} for number in range(SOME)]
+    async with AsyncStateCache(settings=_behind(settings, postgres_proxy)) as cache:
+        session, store, stored = StateCacheSession("42", cache), StateCacheChatStore(cache), openai(cache)[1]
+        conversations = StateCacheConversationStore(cache)
+        await session.add_items(many[:2])
+        await store.async_add_message("42", ChatMessage(content="0"))
+        await pydantic_ai(cache)[0](0)
+        await flush(worker)
+        await postgres_proxy.cut_off()
+        await session.clear_session()
+        await store.adelete_messages("42")
+        await conversations.delete("42")
+        await session.add_items(many)
+        await store.async_add_message("42", ChatMessage(content="1"))
+        for number in range(1, 3):
+            await pydantic_ai(cache)[0](number)
+        assert await stored() == [*range(SOME)]
+        assert await llama(cache)[1]() == [1]
+        assert await pydantic_ai(cache)[1]() == [1, 2]
+
+
 @pytest.mark.parametrize("turned", ["undo", "rollback", "head alone", "merge", "deleted"])
 @each_adapter
 async def test_pages_that_were_taken_away_lend_their_names_to_no_later_ones(

@@ -20,8 +20,8 @@ from statecache.adapters.filling import PAGE_BYTES_MAX, PAGE_ITEMS_MAX, WRITTEN_
 from statecache.adapters.items import NESTING_MAX, TEXT, Kept, kept, same
 from statecache.adapters.items import given as got
 from statecache.adapters.openai_agents.conversation import CROWDED
-from statecache.adapters.openai_agents.pages import Head, Place, added, cleared, popped
-from statecache.adapters.pages import ATTEMPTS_MAX, Found
+from statecache.adapters.openai_agents.pages import Place, added, cleared, popped
+from statecache.adapters.pages import ATTEMPTS_MAX, LOGS_MAX, Found
 from statecache.codec import codec_for
 from statecache.model import VALUE_BYTES_MAX
 
@@ -129,7 +129,7 @@ class Session:
         head = self.states.get(self.place.head)
         if head is None:
             return self.place.nothing()
-        known = msgspec.convert(head.value, Head)
+        known = self.place.read(head)
         numbers = range(max(known.pages - last, 0) + 1, known.pages + 1)
         return Found(head, known, [self.states.get(self.place.page(known, number)) for number in numbers])
 
@@ -150,6 +150,33 @@ class Session:
                     key=f"s/{one.name}", value=one.value, epoch=1, version=self.number, change_id=f"{self.number}",
                     parent_change_id="", position=None, updated_at=datetime.now(UTC), writer="",
                 )  # fmt: skip
+
+
+def test_pages_that_come_and_go_all_the_time_leave_a_head_of_bounded_size() -> None:
+    session = Session()
+    for number in range(5 * LOGS_MAX):
+        for _ in range(2):
+            session.apply(
+                added(session.place, session.found(), [Kept("x" * 20_000, 20_000)], f"a{number}", VALUE_BYTES_MAX)
+            )
+        session.apply(popped(session.place, session.found(), f"b{number}"))
+    found = session.found(1000)
+    assert found.known.pages > 4 * LOGS_MAX
+    assert len(found.known.logs) == LOGS_MAX
+    assert found.holds_together()
+    assert len(msgspec.json.encode(session.states["42"].value)) < 1000
+
+
+def test_a_release_that_knows_of_no_logs_refuses_a_head_that_has_some() -> None:
+    session = Session()
+    for number in range(2):
+        session.apply(added(session.place, session.found(), [Kept("x" * 20_000, 20_000)], f"{number}", VALUE_BYTES_MAX))
+        told = msgspec.json.encode(session.states["42"].value)
+        before = msgspec.defstruct("Head", [("session_id", str), ("items", int), ("pages", int), ("revision", str)])
+        if number == 0:
+            msgspec.json.decode(told, type=before)
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.pages"):
+        msgspec.json.decode(told, type=before)
 
 
 @given(some.lists(some.integers(-3, 90), max_size=30), some.data())

@@ -21,7 +21,7 @@ from pydantic_core import to_jsonable_python
 
 from statecache import CodecError, Create, Set, State
 from statecache.adapters.items import Kept, given, kept
-from statecache.adapters.pages import Found, added_pages, converted, log_of
+from statecache.adapters.pages import Found, added_pages, converted, head_value, log_of
 from statecache.adapters.segments import refuse_nul, segment, spelled_out
 
 OF_SESSION: Literal["adk session"] = "adk session"
@@ -105,7 +105,7 @@ class Place(NamedTuple):
 
     def page(self, known: Head, number: int) -> str:
         """Return the name of a page."""
-        return f"{self.pages}{log_of(known, number, known.log)}/{number:06}"
+        return f"{self.pages}{log_of(known, number)}/{number:06}"
 
     def read(self, state: State[Any]) -> Head:
         """Return the head that a state holds; raise CodecError where it is none."""
@@ -232,4 +232,4 @@ def appended(place: Place, found: Found, events: Sequence[Kept], head: Head, byt
     grown = msgspec.structs.replace(
         head, items=known.items + len(events), pages=known.pages, logs=known.logs, grown_as=known.grown_as
     )
-    return [Set(place.head, msgspec.to_builtins(grown), expected=found.head), *writes]
+    return [Set(place.head, head_value(grown), expected=found.head), *writes]

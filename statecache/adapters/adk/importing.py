@@ -21,7 +21,7 @@ from statecache.adapters.adk.service import NAMESPACE
 from statecache.adapters.filling import lots
 from statecache.adapters.imported import IMPORT, Unreadable, may_go_on, proven, refuse_larger, take_in
 from statecache.adapters.items import given, kept, same
-from statecache.adapters.pages import PAGE_FRAME_BYTES, Found, read_pages
+from statecache.adapters.pages import PAGE_FRAME_BYTES, Found, head_value, read_pages
 from statecache.adapters.plans import arun
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class _Taking:
         refuse_larger("the session's state", [len(msgspec.json.encode(head))], self._bytes_max)
         self.done.same += len(there)
         if found.head is None and not self._dry_run:
-            await self._view.commit([Create(place.head, msgspec.to_builtins(head))], reason=IMPORT)
+            await self._view.commit([Create(place.head, head_value(head))], reason=IMPORT)
         revision = head.revision if found.head is None else found.known.revision
         new: list[list[Kept]] = [*lots(events[len(there) :], lambda event: event.size)]
         if not (new or has_state or found.head is None):

@@ -48,7 +48,7 @@ from statecache.adapters.adk.documents import (
 from statecache.adapters.adk.shared import prepare, resolve, states_of, withdraw
 from statecache.adapters.applied import is_applied, nothing_written
 from statecache.adapters.items import given, kept, same
-from statecache.adapters.pages import ATTEMPTS_MAX, Found, read_pages
+from statecache.adapters.pages import ATTEMPTS_MAX, Found, head_value, read_pages
 from statecache.adapters.plans import arun
 from statecache.adapters.remains import delete_remains
 
@@ -103,7 +103,7 @@ class Sessions:
             prepared = await prepare(self._view, place, "", revision, deltas)
         head = msgspec.structs.replace(head, prepared=prepared)
         try:
-            done = await self._committed(place, [Create(place.head, msgspec.to_builtins(head))], "create_session")
+            done = await self._committed(place, [Create(place.head, head_value(head))], "create_session")
         except OutcomeUnknown:
             raise
         except StateCacheError as error:
@@ -210,7 +210,7 @@ class Sessions:
         """
         if self._view._view.durability_of(None) == "memory":
             return _Done.of(found.head)
-        head = Set(place.head, msgspec.to_builtins(found.known), expected=found.head)
+        head = Set(place.head, head_value(found.known), expected=found.head)
         with self._applied(place, _Done.of(found.head), _NOT_PROVEN):
             try:
                 return await self._committed(place, [head], "append_event")

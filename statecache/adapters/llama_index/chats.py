@@ -37,7 +37,17 @@ from statecache import (
 from statecache.adapters.applied import is_applied
 from statecache.adapters.filling import FRAME_BYTES, WRITTEN_PAGES_MAX, filling
 from statecache.adapters.items import Kept, given, kept, same
-from statecache.adapters.pages import ATTEMPTS_MAX, Found, Page, converted, log_of, new_page, read_pages, with_pages
+from statecache.adapters.pages import (
+    ATTEMPTS_MAX,
+    Found,
+    Page,
+    converted,
+    head_value,
+    log_of,
+    new_page,
+    read_pages,
+    with_pages,
+)
 from statecache.adapters.plans import Plan, call
 from statecache.adapters.remains import delete_remains
 from statecache.adapters.segments import refuse_nul, segment, spelled_out
@@ -80,7 +90,7 @@ class Place(NamedTuple):
 
     def page(self, known: Head, number: int) -> str:
         """Return the name of a page."""
-        return f"{self.pages}{log_of(known, number, known.log)}/{number:06}"
+        return f"{self.pages}{log_of(known, number)}/{number:06}"
 
     def read(self, state: State[Any]) -> Head:
         """Return the head that a state holds; raise CodecError where it is none."""
@@ -297,7 +307,7 @@ def _written(place: Place, found: Found, filled: list[list[Any]], read: int) -> 
         raise LimitExceeded("the number of pages that are written at once", actual=len(writes), limit=WRITTEN_PAGES_MAX)
     items = known.items - sum(len(page.items) for page in old) + sum(map(len, filled))
     head = msgspec.structs.replace(kept_as, key=kept(place.key, 0).data, items=max(items, 0), revision=after)
-    return [Set(place.head, msgspec.structs.asdict(head), expected=found.head), *writes]
+    return [Set(place.head, head_value(head), expected=found.head), *writes]
 
 
 def _from(at: int, more: int = 0) -> Limit:

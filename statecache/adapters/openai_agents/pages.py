@@ -14,7 +14,7 @@ import msgspec
 
 from statecache import Create, Delete, Set, State
 from statecache.adapters.items import Kept
-from statecache.adapters.pages import Found, Page, added_pages, converted, log_of, with_pages
+from statecache.adapters.pages import Found, Page, added_pages, converted, head_value, log_of, with_pages
 from statecache.adapters.segments import refuse_nul, segment
 
 CLEARED_PAGES_MAX = 255
@@ -71,7 +71,7 @@ class Place:
 
     def page(self, known: Head, number: int) -> str:
         """Return the name of a page."""
-        log = log_of(known, number, "")
+        log = log_of(known, number)
         return f"{self.pages}{log}/{number:06}" if log else f"{self.pages}{number:06}"
 
     def read(self, state: State[Any]) -> Head:
@@ -88,7 +88,7 @@ def added(place: Place, found: Found, items: Sequence[Kept], revision: str, byte
     """Return what adds items to a session of which the last page was read; a value has at most that many bytes."""
     writes, known = added_pages(place, found, items, revision, bytes_max)
     grown = _changed(place, known, known.items + len(items), revision)
-    return [Set(place.head, msgspec.structs.asdict(grown), expected=found.head), *writes]
+    return [Set(place.head, head_value(grown), expected=found.head), *writes]
 
 
 def popped(place: Place, found: Found, revision: str) -> Writes:
@@ -122,4 +122,4 @@ def _changed(place: Place, known: Head, items: int, revision: str) -> Head:
 
 
 def _head(place: Place, found: Found, head: Head) -> Set:
-    return Set(place.head, msgspec.structs.asdict(head), expected=found.head)
+    return Set(place.head, head_value(head), expected=found.head)

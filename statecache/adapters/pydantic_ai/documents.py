@@ -23,7 +23,7 @@ from pydantic_core import PydanticSerializationError
 from statecache import CodecError, UsageError
 from statecache.adapters.filling import FRAME_BYTES, filling
 from statecache.adapters.items import Kept, given, kept
-from statecache.adapters.pages import log_of
+from statecache.adapters.pages import converted, head_value, log_of
 from statecache.adapters.segments import refuse_nul, segment
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Place(NamedTuple):
 
     def page(self, known: Extent, number: int) -> str:
         """Return the name of a page."""
-        return f"{self.pages}{log_of(known, number, known.log)}/{number:06}"
+        return f"{self.pages}{log_of(known, number)}/{number:06}"
 
 
 def place_of(conversation_id: str) -> Place:
@@ -109,11 +109,7 @@ def spelled(entry_id: str) -> str:
 
 def read(state: State[Any], kind: type[Any]) -> Any:
     """Return what a state holds as a Head or a Page; raise CodecError where it is none of a conversation."""
-    try:
-        return msgspec.convert(state.value, kind)
-    except msgspec.ValidationError as error:
-        reason = f"it is no {'record' if kind is Head else 'page'} of a conversation of Pydantic AI: {error}"
-        raise CodecError(key=state.key, verb="decoded", reason=reason) from None
+    return converted(state, kind, f"{'record' if kind is Head else 'page'} of a conversation of Pydantic AI")
 
 
 def line_of(entry: ConversationEntry, at: int) -> tuple[str, Kept]:
@@ -161,7 +157,7 @@ def head_of(record: ConversationRecord, extent: Extent) -> dict[str, Any]:
         logs=extent.logs, grown_as=extent.grown_as, usage=kept(data["usage"], 0, nul=False).data,
         deferred_tool_requests=kept(data["deferred_tool_requests"], 0, nul=False).data,
     )  # fmt: skip
-    return msgspec.structs.asdict(head)
+    return head_value(head)
 
 
 def record_of(state: State[Any], head: Head, conversation_id: str, group: str) -> ConversationRecord:
