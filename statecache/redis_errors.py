@@ -109,6 +109,5 @@ def refusal(error: Exception, redis_key: str) -> StateCacheError:
         return found_at(redis_key, f"{code} {text.removeprefix(code).strip()}")
     if code == "OOM":
         return RedisUnavailable("memory", detail=f"Redis is out of memory: {text}")
-    if code in DEMOTED:
-        return RedisUnavailable("role", detail=f"{redis_key}: {code}: {text.removeprefix(code).strip()}")
-    return RedisUnavailable("refused", detail=f"{redis_key}: {code}: {text.removeprefix(code).strip()}")
+    reason = "role" if code in DEMOTED else "busy" if code == "BUSY" else "refused"
+    return RedisUnavailable(reason, detail=f"{redis_key}: {code}: {text.removeprefix(code).strip()}")

@@ -179,7 +179,8 @@ class RedisTier:
         if code in CLUSTER:
             return of_cluster(answer_of(error))
         if code in AGAIN:
-            return RedisUnavailable("role" if code in DEMOTED else "loading", detail=str(error))
+            reason = "role" if code in DEMOTED else "busy" if code == "BUSY" else "loading"
+            return RedisUnavailable(reason, detail=str(error))
         if code == "NOPERM":
             told = refusal(error, self._keys.meta(0))
             self.lacks_rights = True
@@ -297,6 +298,8 @@ class RedisTier:
                 replies = await link.run([*_called(link, which, calls), *behind], seconds=max(end - monotonic(), 0.001))
             for reply in replies[: len(calls)]:
                 if isinstance(reply, ResponseError):
+                    if code_of(reply) == "BUSY":
+                        raise RedisUnavailable("busy", detail=answer_of(reply))
                     if code_of(reply) not in DEMOTED:
                         raise reply
                     await self.leave(link)
@@ -319,7 +322,7 @@ class RedisTier:
         except RedisUnavailable as error:
             if error.reason in (*FINAL, "pool") or monotonic() >= end:
                 raise
-            if error.reason in ("role", "loading"):
+            if error.reason in ("role", "loading", "busy"):
                 telling = error
             last = error
         async for again in AsyncRetrying(
