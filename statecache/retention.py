@@ -45,4 +45,4 @@ def span_text(span: timedelta) -> str:
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:g} s"
+    return f"{seconds:.15g} s"

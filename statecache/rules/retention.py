@@ -58,6 +58,6 @@ def checked_retention(
 
 
 def retention_of(history: str, age_s: float | None, count: int | None) -> Retention:
-    """Return a policy as Postgres gives it."""
-    age = None if age_s is None else timedelta(seconds=age_s)
+    """Return a policy as Postgres gives it, where an age may be above all that is given here."""
+    age = None if age_s is None else timedelta(seconds=min(age_s, _AGE_MAX.total_seconds()))
     return Retention(history="latest" if history == "latest" else "full", max_age=age, max_count=count)

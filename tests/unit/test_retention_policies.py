@@ -9,7 +9,7 @@ import pytest
 
 from statecache.errors import UsageError
 from statecache.retention import Retention, span_text
-from statecache.rules.retention import checked_retention
+from statecache.rules.retention import checked_retention, retention_of
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,7 @@ from statecache.rules.retention import checked_retention
         (("full", None, None), "all values"),
         (("latest", None, None), "the latest values alone"),
         ((None, timedelta(days=90), None), "values that were replaced in the last 90 d"),
+        ((None, timedelta(days=425, seconds=1.5), None), "values that were replaced in the last 36720001.5 s"),
         ((None, None, 100), "the newest 100 of each key"),
         (("full", timedelta(hours=36), 1), "values that were replaced in the last 36 h and the newest 1 of each key"),
     ],
@@ -27,6 +28,12 @@ def test_a_policy_reads_as_what_it_keeps(given: tuple[Any, ...], says: str) -> N
     assert found is not None
     assert str(found) == says
     assert found.bounded == (says != "all values")
+
+
+def test_an_age_beyond_all_that_is_given_here_is_the_longest_that_is() -> None:
+    """SQL takes 178,000,000 years, for which no timedelta has room."""
+    assert retention_of("full", 5.6e15, None) == Retention(max_age=timedelta(days=36_500))
+    assert retention_of("full", 90.5, 3) == Retention(max_age=timedelta(seconds=90.5), max_count=3)
 
 
 def test_nothing_said_is_no_policy() -> None:
