@@ -18,7 +18,6 @@ from statecache import (
     AsyncNamespace,
     AsyncStateCache,
     CodecError,
-    DurabilityRefused,
     LimitExceeded,
     OutcomeUnknown,
     Settings,
@@ -27,31 +26,22 @@ from statecache import (
 )
 from statecache.adapters.filling import PAGE_ITEMS_MAX
 from statecache.adapters.openai_agents import StateCacheSession
-from statecache.adapters.pydantic_ai import StateCacheConversationStore, log
+from statecache.adapters.pydantic_ai import StateCacheConversationStore
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, flushing, rows
 from tests.support.disturbed_commits import counting_exchanges, holding_commits, losing_an_outcome
 from tests.support.fault_proxy import FaultProxy, Kind
 from tests.support.openai_sessions import items
-from tests.support.pydantic_ai_stores import saved, told, turn, turns
+from tests.support.pydantic_ai_stores import said, saved, told, turn, turns
 
 MIB = 1024 * 1024
-
-
-class Killed(BaseException):
-    """What ends a process, as far as the adapter is concerned."""
 
 
 @pytest.fixture
 def store(cache: AsyncStateCache) -> StateCacheConversationStore:
     """A store on an asynchronous client."""
     return StateCacheConversationStore(cache)
-
-
-async def said(store: StateCacheConversationStore, conversation_id: str = "42") -> list[str]:
-    """Return what the messages of a conversation say."""
-    return told([entry.message for entry in await store.load_entries(conversation_id) or ()])
 
 
 async def test_a_long_conversation_costs_no_more_to_save_than_a_short_one(
@@ -142,22 +132,6 @@ async def test_what_is_too_large_is_refused_as_a_whole(store: StateCacheConversa
     await store.save(conversation)
     assert conversation.revision != revision
     assert [len(one) > 7 * MIB for one in await said(store)] == [False, False, True, False, True, False]
-
-
-async def test_a_conversation_larger_than_a_commit_is_forked_and_deleted(
-    store: StateCacheConversationStore, cache: AsyncStateCache, worker: Worker, psql: psycopg.Connection[Any]
-) -> None:
-    conversation = Conversation(conversation_id="42")
-    for number in range(5):
-        conversation.messages.extend(turns(60 * (number + 1), since=60 * number, size=70_000))
-        await store.save(conversation)
-    fork = await store.fork("42", new_conversation_id="43")
-    assert fork.messages == conversation.messages
-    await store.delete("42")
-    assert [state.key async for state in cache.list("pydantic-ai/42", values=False)] == []
-    assert await said(store, "43") == told(conversation.messages)
-    await flush(worker)
-    assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
 
 
 async def test_a_conversation_that_begins_anew_has_no_name_of_a_page_of_the_one_before(
@@ -286,56 +260,6 @@ async def test_postgres_holds_what_was_saved_where_that_was_asked_for(
         for number in range(3):
             await saved(store, "42", turn(number))
             assert rows(psql, "SELECT max(version) FROM change WHERE key = 'pydantic-ai/42'") == [(number + 1,)]
-
-
-async def test_of_a_large_save_whose_first_part_is_not_durable_enough_nothing_counts_and_nothing_stays(
-    cache: AsyncStateCache, settings: Settings, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes more than one commit, and the worker is away until it is tried again."""
-    monkeypatch.setattr(log, "_COMMIT_BYTES_MAX", 64 * 1024)
-    long = turns(4, size=40_000)
-    async with AsyncStateCache(settings=settings.model_copy(update={"timeout_s": 3.0})) as hasty:
-        with pytest.raises(DurabilityRefused):
-            await saved(StateCacheConversationStore(hasty, durability="postgres"), "42", long)
-    assert [state.key async for state in cache.list("pydantic-ai/42")] == []
-    store = StateCacheConversationStore(cache, durability="postgres")
-    assert await store.load("42") is None
-    async with flushing(worker):
-        await saved(store, "42", long)
-        assert len(await said(store)) == len(long)
-        await store.delete("42")
-    assert [state.key async for state in cache.list("pydantic-ai/42")] == []
-
-
-@pytest.mark.parametrize("ends", ["is saved", "is killed"])
-async def test_a_large_save_that_is_cut_off_from_its_first_part_leaves_no_record_without_its_pages(
-    store: StateCacheConversationStore, cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch, ends: str
-) -> None:
-    """Who deletes what is not there takes what a killed process has left for it, and may meet one that is at work."""
-    monkeypatch.setattr(log, "_COMMIT_BYTES_MAX", 64 * 1024)
-    commit, long, deleted = AsyncNamespace.commit, turns(8, size=40_000), list[int]()
-
-    async def cut_off(view: Any, writes: Any, **more: Any) -> Any:
-        if len(deleted) < 2 and "42" in {one.name for one in writes}:
-            before = [state.key async for state in cache.list("pydantic-ai/42/")]
-            if ends == "is killed":
-                deleted.extend((len(before), 0))
-                raise Killed
-            await StateCacheConversationStore(cache).delete("42")
-            deleted.append(len(before) - len([state async for state in cache.list("pydantic-ai/42/")]))
-        return await commit(view, writes, **more)
-
-    monkeypatch.setattr(AsyncNamespace, "commit", cut_off)
-    if ends == "is saved":
-        await saved(store, "42", long)
-        assert await said(store) == told(long)
-        assert len(deleted) == 2 < min(deleted)
-    else:
-        with pytest.raises(Killed):
-            await saved(store, "42", long)
-        assert len([state async for state in cache.list("pydantic-ai/42/")]) == deleted[0] > 2
-    await store.delete("42")
-    assert [state.key async for state in cache.list("pydantic-ai/42")] == []
 
 
 async def test_conversations_do_not_wait_for_one_another(

@@ -46,6 +46,11 @@ async def saved(store: ConversationStore, conversation_id: str, messages: Sequen
     return conversation
 
 
+async def said(store: ConversationStore, conversation_id: str = "42") -> list[str]:
+    """Return what the messages of a conversation say."""
+    return told([entry.message for entry in await store.load_entries(conversation_id) or ()])
+
+
 class Emptied(StateCacheConversationStore):
     """A store whose Redis is emptied before every read."""
 
