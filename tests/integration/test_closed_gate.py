@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Literal
 
 import psycopg
@@ -20,6 +21,7 @@ from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush
 from tests.fixtures.servers import MakeClient, every_redis
+from tests.simulation.backups import Backup
 from tests.support.fault_proxy import FaultProxy
 from tests.support.local_reads import kept, reads, until
 
@@ -206,6 +208,39 @@ async def test_what_only_redis_holds_is_neither_given_nor_hidden(
     assert sorted(await _listed(content, "runs/1", 5.0)) == ["here", "not flushed", "not flushed"]
 
 
+@every_redis
+async def test_a_postgres_that_went_back_is_not_read_behind_a_closed_gate(
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, worker: Worker, redis_raw: Any,
+    psql: psycopg.Connection[Any],
+) -> None:  # fmt: skip
+    """Redis, of which nothing else is believed, remembers how far Postgres was."""
+    shard = Shard(settings, redis_raw, psql)
+    await cache.set(KEY, "old")
+    await cache.set(GONE, 1)
+    await flush(worker)
+    backup = Backup(psql)
+    await cache.set(KEY, "new")
+    await cache.delete(GONE)
+    await cache.set(WHOLE, 1)
+    await flush(worker)
+    backup.put_back()
+    shard.close()
+    for key in (KEY, GONE, WHOLE):
+        redis_raw.unlink(shard.keys.state(key))
+    client = make_client(settings.model_copy(update={"timeout_s": 1.0}))
+    asked: list[Callable[[], Awaitable[Any]]] = [
+        *(partial(client.get, key) for key in (KEY, GONE, WHOLE)), client.namespaces,
+        *(partial(_in_order, client, *one) for one in (("runs/1", "key"), ("runs/1", "newest"), ("", "key"))),
+    ]  # fmt: skip
+    for ask in asked:
+        with pytest.raises(Unavailable, match="less of it than it did") as told:
+            await ask()
+        assert told.value.reason == "epoch"
+    shard.open()
+    await flush(worker)
+    assert await _in_order(client, "runs/1", "key") == [(KEY, "new"), (WHOLE, 1)]
+
+
 async def test_a_gate_that_closes_while_somebody_lists_hides_nothing(
     make_client: MakeClient, settings: Settings, shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +279,10 @@ async def test_nobody_reads_less_than_it_has_seen(make_client: MakeClient, setti
         assert refused.value.reason == "epoch"
     shard.open()
     assert "not flushed" in await _listed(client, "runs/1", 5.0)
+
+
+async def _in_order(client: AsyncStateCache, prefix: str, order: Any) -> list[tuple[str, Any]]:
+    return [(state.key, state.value) async for state in client.list(prefix, order=order)]
 
 
 async def _listed(client: AsyncStateCache, prefix: str, timeout: float) -> list[Any]:

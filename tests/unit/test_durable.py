@@ -117,13 +117,14 @@ async def test_an_event_that_is_no_watermark_of_this_deployment_settles_nothing(
     assert redis.looks == 2
 
 
-async def test_whose_cluster_is_not_known_yet_looks_for_himself(
-    durable: Durable, redis: SlowRedis, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("cluster", "event"), [("", b"1 5 0 a-cluster"), ("a-cluster", b"1 5 0")])
+async def test_who_cannot_tell_whose_watermark_it_is_looks_for_himself(
+    durable: Durable, redis: SlowRedis, monkeypatch: pytest.MonkeyPatch, cluster: str, event: bytes
 ) -> None:
+    """This client has not met the cluster yet, or a worker of a release before does not say it."""
     monkeypatch.setattr("statecache.core.commit.durable._LOOK_S", 4 * WAIT_S)
-    redis.cluster = ""
-
-    redis.publishes(durable, b"1 5 0 a-cluster")
+    redis.cluster = cluster
+    redis.publishes(durable, event)
     assert await wait(durable) == HELD
     assert redis.looks == 2
 

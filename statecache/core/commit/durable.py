@@ -110,11 +110,11 @@ class Durable:
                 listener.moved(shard)
         if shard in self._waiting:
             with suppress(ValueError, TypeError):  # other events, and whatever somebody else may publish there
-                *mark, cluster = message.split()
-                if not self._redis.cluster:  # whose it is is not known: they look for themselves
+                epoch, flushed, excepted, *cluster = message.split()
+                if not (cluster and self._redis.cluster):  # whose it is is not known: they look for themselves
                     self._wake(shard)
-                elif cluster.decode() == self._redis.cluster:
-                    self._mark(shard, _Mark(*map(int, mark)))
+                elif cluster[0].decode() == self._redis.cluster:
+                    self._mark(shard, _Mark(int(epoch), int(flushed), int(excepted)))
 
     def _mark(self, shard: int, mark: _Mark) -> None:
         """Note a watermark, forward only: what was looked up may be older than what was heard meanwhile."""

@@ -16,7 +16,7 @@ from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.core.parts import in_parts
 from statecache.core.read.hydration import BEHIND
-from statecache.core.read.listed import UNKNOWN, Listed, Overlay, Watermark
+from statecache.core.read.listed import UNKNOWN, Listed, Overlay, Watermark, remembered, watermarks_of
 from statecache.errors import ForeignData, Unavailable
 from statecache.lua import script
 from statecache.model import Record
@@ -36,17 +36,28 @@ if TYPE_CHECKING:
 _ROWS_PER_READ = 500
 _KEYS_PER_READ = 200
 _SHARDS_PER_SCRIPT = 16
-_EPOCH, _FLUSHED = 0, 5
-"""The indexes of a shard's epoch and watermark in the answer of the script `heads`."""
 _VALUE = FIELDS.index("value")
 _LIGHT = tuple(name for name in FIELDS if name != "value")
 
 
 class Look(NamedTuple):
-    """Which of the shards were open, with their watermarks, and the replies to what was asked for beside."""
+    """Which of the shards were open, with their watermarks, and the replies to what was asked for beside.
+
+    `proven` are those whose gates were open, which `stale_reads` does not ask for; `behind` is how far Redis remembers
+    that Postgres holds the others.
+    """
 
     opened: dict[int, Watermark]
     replies: list[Any]
+    proven: frozenset[int]
+    behind: dict[int, Watermark]
+
+    def refuse_less(self, watermarks: Mapping[int, Watermark]) -> None:
+        """Raise Unavailable where Postgres, at these watermarks, holds less of a closed shard than Redis remembers."""
+        for shard, flushed in self.behind.items():
+            if watermarks.get(shard, UNKNOWN) < flushed:
+                detail = f"the gate of shard {shard} is closed, and Postgres holds less of it than it did"
+                raise Unavailable("epoch", detail=detail)
 
 
 class Dirty:
@@ -69,10 +80,10 @@ class Dirty:
 
     async def names(
         self, shards: Sequence[int], *, seconds: float, watermarks: Mapping[int, Watermark] | None = None
-    ) -> tuple[list[str], dict[int, Watermark]]:
-        """Return the dirty keys of the shards, as `overlay` has them, and the watermarks of those that are open."""
+    ) -> tuple[list[str], Look]:
+        """Return the dirty keys of the shards, as `overlay` has them, and the look that they were had with."""
         look = await self._read(shards, self._commands(shards, watermarks), seconds)
-        return [key for _, keys in self._names(shards, look, b"") for key in keys], look.opened
+        return [key for _, keys in self._names(shards, look, b"") for key in keys], look
 
     async def overlay(
         self, listed: Listed, shards: Sequence[int], seconds: float, watermarks: Mapping[int, Watermark] | None = None,
@@ -95,14 +106,18 @@ class Dirty:
             found, behind = list[str](), list[str]()
             for shard, keys in self._names(shards, look, start):
                 (found if shard in opened else behind).extend(filter(listed.selection.means, keys))
-            closed, missed = set(shards) - opened.keys(), None
+            closed, missed, less = set(shards) - opened.keys(), None, None
             for shard in shards:
                 (gates.met if shard in closed else gates.opened)(shard)
             settled = not closed or monotonic() >= min(gates.patient_until(closed), patient_until)
             if closed and settled:
                 missed = await self._missed(listed.selection, closed, behind, seconds)
+                less = await self._less(look, seconds)
             if missed is not None:
                 await self._reader.primary(missed, end=end)
+            elif less is not None:
+                if backoff.outlasts(end):
+                    raise less
             elif settled:
                 first, up_to = _first(found, most, down=listed.down)
                 held, shut = await self.held(first, seconds, values=listed.reads_values)
@@ -120,7 +135,7 @@ class Dirty:
             some = keys[at : at + _KEYS_PER_READ]
             shards = {*map(self._keys.shard, some)}
             reads = [("HMGET", self._keys.state(key), *(FIELDS if values else _LIGHT)) for key in some]
-            opened, replies = await self._read(sorted(shards), reads, seconds)
+            opened, replies, *_ = await self._read(sorted(shards), reads, seconds)
             closed |= shards - opened.keys()
             for key, reply in zip(some, replies, strict=True):
                 if isinstance(reply, Exception):
@@ -146,7 +161,7 @@ class Dirty:
             for shard, names in zip(some, [reply] * len(some) if isinstance(reply, Exception) else reply, strict=True):
                 if not isinstance(names, int):
                     yield shard, _keys_in(names, self._keys.unflushed(shard), start)
-                elif shard in look.opened and not self._stale_reads:
+                elif shard in look.proven:
                     raise Unavailable("hydration", detail=f"in shard {shard} {BEHIND}")
 
     async def _missed(
@@ -166,6 +181,15 @@ class Dirty:
                 place = (record.epoch, record.version)
                 if place < places.get(key, place) or not self._near.seen(key, place):
                     return key
+        return None
+
+    async def _less(self, look: Look, seconds: float) -> Unavailable | None:
+        """Return why Postgres cannot be believed of the closed shards; None where it holds no less than it did."""
+        rows = await self._postgres.fetch("watermarks", {"shards": [*look.behind]}, seconds=seconds)
+        try:
+            look.refuse_less(watermarks_of(rows))
+        except Unavailable as error:
+            return error
         return None
 
     async def _places(self, keys: Sequence[str], seconds: float) -> dict[str, tuple[int, int]]:
@@ -193,12 +217,14 @@ class Dirty:
         except ResponseError as error:
             raise refusal(error, metas[0]) from error
         server, _, *heads = answer
-        opened = {
-            shard: Watermark(int(head[_EPOCH] or 0), int(head[_FLUSHED] or 0)) if isinstance(head, list) else UNKNOWN
+        told = {shard: remembered(head) for shard, head in zip(shards, heads, strict=True)}
+        proven = frozenset(
+            shard
             for shard, head in zip(shards, heads, strict=True)
-            if self._stale_reads or (isinstance(head, list) and head[0] and head[1] == server)
-        }
-        return Look(opened, replies)
+            if isinstance(head, list) and head[0] and head[1] == server
+        )
+        opened = {shard: told[shard] for shard in shards if self._stale_reads or shard in proven}
+        return Look(opened, replies, proven, {shard: told[shard] for shard in shards if shard not in opened})
 
 
 def _spelled(watermarks: Mapping[int, Watermark] | None, shard: int) -> str:

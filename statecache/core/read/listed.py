@@ -16,6 +16,8 @@ STATEMENTS: dict[Order, str] = {
 }  # fmt: skip
 ORDERS = tuple(STATEMENTS)
 """The orders of a listing; each has a statement of its own, for each is that of an index."""
+_EPOCH, _FLUSHED = 0, 5
+"""The indexes of a shard's epoch and watermark in the answer of the script `heads`."""
 LIMIT_MAX = 2**63 - 1
 """The greatest limit that Postgres takes."""
 
@@ -70,6 +72,11 @@ UNKNOWN = Watermark(0, 0)
 def watermarks_of(rows: Iterable[Sequence[Any]]) -> dict[int, Watermark]:
     """Return the watermarks by shard, of the rows of the statement `watermarks`."""
     return {shard: Watermark(epoch, flushed) for shard, epoch, flushed in rows}
+
+
+def remembered(head: Any) -> Watermark:
+    """Return how far Redis remembers that a shard is flushed, of its part in the answer of the script `heads`."""
+    return Watermark(int(head[_EPOCH] or 0), int(head[_FLUSHED] or 0)) if isinstance(head, list) else UNKNOWN
 
 
 class Overlay(msgspec.Struct, frozen=True):

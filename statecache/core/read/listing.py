@@ -11,9 +11,10 @@ again. So each page comes with the watermarks, read just before it, and where on
 what was written beyond that one counts as dirty too: Redis keeps its keys until they are retired. Where they are,
 nothing is listed: that Postgres is a copy, or the server from before a failover, until a worker has compared.
 
-Where a shard's gate is closed, Postgres alone is believed, and only where it holds no less than Redis does, unless the
-setting `stale_reads` accepts that. No state is listed that is older than one that this process has seen: such a one is
-read by itself, and so is one that it has seen and a shard with a closed gate does not show.
+Where a shard's gate is closed, Postgres alone is believed, and only where it holds no less than Redis does, and than
+Redis remembers that it held, unless the setting `stale_reads` accepts that. No state is listed that is older than one
+that this process has seen: such a one is read by itself, and so is one that it has seen and a shard with a closed gate
+does not show.
 
 Bounds, order and what values must hold are pushed into Postgres, and hold alike for what is dirty: a state that is both
 is what the newer of the two says. Of Postgres and of the dirty states as much is read as the limit needs. By key, dirty
@@ -111,10 +112,11 @@ class Listing:
         Where something is on its way there, that may be the delete of all that was there: one state is looked for.
         """
         found, shards, selection = set[str](), range(self._keys.shards), Selection(prefix="")
-        names, opened = await self._dirty.names(shards, seconds=seconds)
+        names, look = await self._dirty.names(shards, seconds=seconds)
         while True:
             rows, watermarks = await self._page(Listed(selection=selection, values=False), shards, 1, seconds)
-            if Overlay({}, opened).lacking(watermarks):
+            look.refuse_less(watermarks)
+            if Overlay({}, look.opened).lacking(watermarks):
                 names, _ = await self._dirty.names(shards, seconds=seconds, watermarks=watermarks)
             if not rows:
                 break

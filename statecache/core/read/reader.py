@@ -27,6 +27,7 @@ from redis.exceptions import ResponseError
 from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
 from statecache.core.read.closed_gates import GATE_S, ClosedGates
+from statecache.core.read.listed import UNKNOWN, Watermark, remembered, watermarks_of
 from statecache.errors import ConfigurationError, ForeignData, PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache.records import FIELDS, absence, record_of, record_of_row
 from statecache.redis_errors import found_at, refusal
@@ -207,19 +208,29 @@ class Reader:
             return None, Unavailable("epoch", detail=closed)
         try:
             seconds = min(max(end - now, 0.001), GATE_S)
-            rows = await self._postgres.fetch("states", {"keys": [key]}, seconds=seconds)
+            least = UNKNOWN if here[1] else await self._remembered(shard, seconds)
+            asked = {"keys": [key], "shards": [shard]}
+            flushed, rows = await self._postgres.fetch_each(("watermarks", "states"), asked, seconds=seconds)
             record = record_of_row(rows[0])[0] if rows else absence(key, self._near.epoch_of(key))
             place = (record.epoch, record.version)
-            if (place >= here or not here[1]) and self._near.seen(key, place):
+            whole = place >= here if here[1] else watermarks_of(flushed).get(shard, UNKNOWN) >= least
+            if whole and self._near.seen(key, place):
                 return self._redis.clock.lived(record), Unavailable("epoch", detail=closed)
-            why = f"Postgres holds an older state of {key!r}"
-        except PostgresUnavailable as error:
+            older = f"Postgres holds an older state of {key!r}"
+            why = older if whole or here[1] else "Postgres holds less of it than it did"
+        except (PostgresUnavailable, RedisUnavailable) as error:
             why = str(error)
         try:
             stale = await self._unproven(key, end) if self._settings.stale_reads else None
         except RedisUnavailable as error:  # who looks again meets it; where no time is left for that, the gate is why
             stale, why = None, f"{why}; {error}"
         return stale, Unavailable("epoch", detail=f"{closed}: {why}")
+
+    async def _remembered(self, shard: int, seconds: float) -> Watermark:
+        """Return how far Redis remembers that a shard is flushed whose gate is closed."""
+        asked = [self._keys.meta(shard)], [self._settings.fence]
+        ((_, _, head),) = await self._redis.read_script("heads", *asked, seconds=seconds)
+        return remembered(head)
 
     async def _unproven(self, key: str, end: float) -> Record | None:
         """Return what Redis holds although the gate is closed; None where it holds nothing, or less than was seen."""
