@@ -121,7 +121,7 @@ async def test_an_event_that_is_no_watermark_of_this_deployment_settles_nothing(
 async def test_who_cannot_tell_whose_watermark_it_is_looks_for_himself(
     durable: Durable, redis: SlowRedis, monkeypatch: pytest.MonkeyPatch, cluster: str, event: bytes
 ) -> None:
-    """This client has not met the cluster yet, or a worker of a release before does not say it."""
+    """The cluster was not met yet, or a worker of a release before does not say it."""
     monkeypatch.setattr("statecache.core.commit.durable._LOOK_S", 4 * WAIT_S)
     redis.cluster = cluster
     redis.publishes(durable, event)
