@@ -46,7 +46,7 @@ ATTEMPTS_MAX = 50
 """How often something is read, or tried to be written, that others are writing to."""
 
 
-LOGS_MAX = 32
+LOGS_MAX = 100
 """How many logs a conversation begins beside its first one."""
 
 

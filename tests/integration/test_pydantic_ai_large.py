@@ -6,9 +6,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from pydantic_ai import DeferredToolRequests
 from pydantic_ai.conversation import Conversation
+from pydantic_ai.messages import ToolCallPart
 
-from statecache import AsyncNamespace, AsyncStateCache, DurabilityRefused, Settings
+from statecache import AsyncNamespace, AsyncStateCache, DurabilityRefused, Set, Settings
 from statecache.adapters.pydantic_ai import StateCacheConversationStore, log
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, flushing, rows
@@ -60,7 +62,7 @@ async def test_of_a_large_save_whose_first_part_is_not_durable_enough_nothing_co
     assert [state.key async for state in cache.list("pydantic-ai/42")] == []
 
 
-@pytest.mark.parametrize("ends", ["is saved", "is killed"])
+@pytest.mark.parametrize("ends", ["is saved", "is begun again", "is killed"])
 async def test_a_large_save_that_is_cut_off_from_its_first_part_leaves_no_record_without_its_pages(
     store: StateCacheConversationStore, cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
@@ -69,7 +71,10 @@ async def test_a_large_save_that_is_cut_off_from_its_first_part_leaves_no_record
     commit, long, deleted = AsyncNamespace.commit, turns(8, size=40_000), list[int]()
 
     async def cut_off(view: Any, writes: Any, **more: Any) -> Any:
-        if len(deleted) < 2 and "42" in {one.name for one in writes}:
+        names = {one.name for one in writes}
+        openings = [one for one in writes if isinstance(one, Set) and one.name.endswith("/000000")]
+        is_part = bool(openings) and openings[0].expected is not None
+        if len(deleted) < 2 and (is_part if ends == "is begun again" else "42" in names):
             before = [state.key async for state in cache.list("pydantic-ai/42/")]
             if ends == "is killed":
                 deleted.extend((len(before), 0))
@@ -79,13 +84,57 @@ async def test_a_large_save_that_is_cut_off_from_its_first_part_leaves_no_record
         return await commit(view, writes, **more)
 
     monkeypatch.setattr(AsyncNamespace, "commit", cut_off)
-    if ends == "is saved":
+    if ends != "is killed":
         await saved(store, "42", long)
         assert await said(store) == told(long)
-        assert len(deleted) == 2 < min(deleted)
+        assert len(deleted) == 2
+        assert min(deleted) >= 2
     else:
         with pytest.raises(Killed):
             await saved(store, "42", long)
         assert len([state async for state in cache.list("pydantic-ai/42/")]) == deleted[0] > 2
     await store.delete("42")
     assert [state.key async for state in cache.list("pydantic-ai/42")] == []
+
+
+async def test_what_a_killed_fork_has_left_hides_no_entry_of_the_original(
+    store: StateCacheConversationStore, monkeypatch: pytest.MonkeyPatch, worker: Worker
+) -> None:
+    monkeypatch.setattr(log, "_COMMIT_BYTES_MAX", 64 * 1024)
+    await saved(store, "original", turns(4, size=40_000))
+    entries = await store.load_entries("original")
+    assert entries is not None
+    commit = AsyncNamespace.commit
+
+    async def killed(view: Any, writes: Any, **more: Any) -> Any:
+        if "fork" in {one.name for one in writes}:
+            raise Killed
+        return await commit(view, writes, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AsyncNamespace, "commit", killed)
+        with pytest.raises(Killed):
+            await store.fork("original", new_conversation_id="fork")
+    await flush(worker)
+    for entry in entries:
+        assert (await store.read_entry(entry.id[:])).message == entry.message
+
+
+async def test_a_large_record_is_counted_with_its_pages(
+    store: StateCacheConversationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "_COMMIT_BYTES_MAX", 64 * 1024)
+    commit, parts = AsyncNamespace.commit, list[int]()
+
+    async def noted(view: Any, writes: Any, **more: Any) -> Any:
+        parts.append(len(writes))
+        return await commit(view, writes, **more)
+
+    monkeypatch.setattr(AsyncNamespace, "commit", noted)
+    waits = DeferredToolRequests(approvals=[ToolCallPart("tool", {"text": "x" * 40_000})])
+    messages = turns(2, size=20_000)
+    await store.save(Conversation(conversation_id="42", messages=messages, deferred_tool_requests=waits))
+    assert len(parts) == 2
+    found = await store.load("42")
+    assert found is not None
+    assert (found.messages, found.deferred_tool_requests) == (messages, waits)

@@ -97,8 +97,9 @@ class Logs:
                 continue
             if attempt < 2:
                 shared = await self._shared(place, found, record, entries)
-            writes, ahead = await self._added(place, found, record, [*shared, *lines])
+            ahead = list[str]()
             try:
+                writes, ahead = await self._added(place, found, record, [*shared, *lines])
                 await self._view.commit(writes, reason="save")
             except (VersionConflict, NotFound) as error:
                 failed = error
@@ -202,8 +203,11 @@ class Logs:
         if isinstance(entry_id, EntryId) and entry_id.group.startswith(f"{self._namespace}/"):
             return Place(entry_id.group.removeprefix(f"{self._namespace}/"))
         where = {f"entries.{spelled(entry_id)}.kind": "message"}
-        async for state in self._view.list("", where=where, values=False, limit=1):
-            return Place(state.key.split("/")[1])
+        for limit in (1, None):  # what a killed process has left of a save may come first, and is of no conversation
+            async for state in self._view.list("", where=where, values=False, limit=limit):
+                place = Place(state.key.split("/")[1])
+                if await self._view.get(place.head) is not None:
+                    return place
         raise KeyError(f"there is no entry {entry_id} in the namespace {self._namespace}")
 
     async def _shared(
@@ -251,20 +255,22 @@ class Logs:
         writes = [Set(place.head, head, expected=found.head), *sets]
         if found.head is not None:
             return [*writes, *new], []
-        opening, left = await self._written_ahead(place.page(extent, OPENING), new)
+        opening, left = await self._written_ahead(place.page(extent, OPENING), new, len(msgspec.json.encode(head)))
         if opening is None:
             return [*writes, *new], []
         gone = Delete(place.page(extent, OPENING), expected=opening)
         return [*writes, gone, *new[left:]], [gone.name, *(one.name for one in new[:left])]
 
-    async def _written_ahead(self, name: str, new: Sequence[Set | Create]) -> tuple[State[Any] | None, int]:
+    async def _written_ahead(
+        self, name: str, new: Sequence[Set | Create], record_size: int
+    ) -> tuple[State[Any] | None, int]:
         """Write the first pages of a large log that no record names yet; return the log's opening, and how many.
 
         Each part writes the opening, and the commit of the record takes it away: whatever has taken back a part, or
         has deleted the opening since, leaves no record without its pages.
         """
         sizes = [len(msgspec.json.encode(one.value)) + FRAME_BYTES for one in new]
-        left, size, opening = 0, sum(sizes), None
+        left, size, opening = 0, sum(sizes) + record_size, None
         while size > _COMMIT_BYTES_MAX or len(new) - left > _STATES_PER_COMMIT:
             upto, taken = left, 0
             while upto < len(new) - 1 and upto - left < _STATES_PER_COMMIT:
