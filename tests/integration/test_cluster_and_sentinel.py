@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from statecache import AsyncStateCache, ConfigurationError, Settings
+from statecache import AsyncStateCache, ConfigurationError, RedisUnavailable, Settings
 from statecache.keys import KeySpace
 from statecache.testing.binaries import plain_environment, valkey_server
 from statecache.testing.folders import Throwaway, ordinary_user
@@ -68,16 +68,28 @@ def folder() -> Iterator[Path]:
 def nodes(binary: Path, folder: Path) -> Iterator[dict[str, Valkey]]:
     """Nodes by what they own: two of a cluster, of which one has all slots but that of shard 0, and one without any."""
     with ExitStack() as ending:
-        started = {}
-        buses = {name: free_port() for name in ("some", "rest", "none", "all")}
-        for name, bus in buses.items():
-            config = {"cluster-enabled": "yes", "cluster-port": str(bus), "cluster-config-file": "nodes.conf"}
-            server = Valkey(folder, binary=binary, name=f"{binary.name}-{name}", config=config)
-            ending.callback(server.discard)
-            server.start()
-            started[name] = server
+        started, buses = dict[str, Valkey](), dict[str, int]()
+        for name in ("some", "rest", "none", "all"):
+            started[name], buses[name] = _node(folder, binary, name)
+            ending.callback(started[name].discard)
         _share_out(started, buses["rest"])
         yield started
+
+
+def _node(folder: Path, binary: Path, name: str) -> tuple[Valkey, int]:
+    """Start a node, and return it with the port of its bus: one that nobody has taken since it was found free."""
+    while True:
+        bus = free_port()
+        config = {"cluster-enabled": "yes", "cluster-port": str(bus), "cluster-config-file": "nodes.conf"}
+        server = Valkey(folder, binary=binary, name=f"{binary.name}-{name}", config=config)
+        try:
+            server.start()
+        except RedisUnavailable as error:
+            server.discard()
+            if f":{bus}: bind: Address already in use" not in str(error):
+                raise
+        else:
+            return server, bus
 
 
 def _share_out(nodes: dict[str, Valkey], bus: int) -> None:

@@ -33,8 +33,9 @@ for i = 4, #KEYS do
       verdict = 'DIRTY'
     else
       local waits = deadline and deadline > ms
-      local set = waits and 'HSETNX' or 'HSET' -- it stands, so nothing is set: that only tells whether it could be
-      local refused = error_of(redis.pcall(set, KEYS[3], key, token))
+      local tried -- of a token that stands: what deletes nothing tells whether anything could be written
+      if waits then tried = redis.pcall('HDEL', KEYS[3], '') else tried = redis.pcall('HSET', KEYS[3], key, token) end
+      local refused = error_of(tried)
 -- include unwritable
       if refused then verdict = 'FULL' elseif waits then verdict = 'WAIT' end
     end
