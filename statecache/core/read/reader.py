@@ -228,8 +228,11 @@ class Reader:
 
     async def _remembered(self, shard: int, seconds: float) -> Watermark:
         """Return how far Redis remembers that a shard is flushed whose gate is closed."""
-        asked = [self._keys.meta(shard)], [self._settings.fence]
-        ((_, _, head),) = await self._redis.read_script("heads", *asked, seconds=seconds)
+        meta = self._keys.meta(shard)
+        try:
+            ((_, _, head),) = await self._redis.read_script("heads", [meta], [self._settings.fence], seconds=seconds)
+        except ResponseError as error:
+            raise refusal(error, meta) from error
         return remembered(head)
 
     async def _unproven(self, key: str, end: float) -> Record | None:
