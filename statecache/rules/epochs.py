@@ -40,7 +40,8 @@ server that was opened last may live elsewhere.
 **No number is issued twice.** A new epoch is above all that row, meta and stream name. But a replica and a standby that
 take over may both lack the last epoch, as may tiers that were put back: a client may remember an epoch of the next
 number, in which it was acknowledged what nobody holds any more. So each but the first is also above the time in
-seconds, which no number that was issued earlier has come to. The client finds its positions dead by that.
+seconds, which no number that was issued earlier has come to, and above all that whoever opens it has met, for a clock
+may have been ahead. The client finds its positions dead by that.
 
 Where the **fence is off** no replid tells that a data set came back without its end. Its copy of the watermark does:
 the shard is open only where that is the row's. What it holds between the two must be what Postgres holds there, entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import time
 from typing import Any
 
 import psycopg
@@ -37,6 +38,32 @@ async def test_a_row_that_went_back_behind_its_redis_closes_the_gate_and_the_nex
     await flush(worker)
     assert rows(psql, "SELECT epoch, version, gap FROM change ORDER BY n") == [(1, 1, False), (epoch, 2, False)]
     assert agents.meta(0)["flushed"] == "2"
+
+
+async def test_the_next_epoch_is_above_what_its_opener_has_met_where_both_tiers_were_put_back(
+    agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace, log: Log
+) -> None:
+    """Postgres' clock was ahead when that epoch began, and has been put right since."""
+
+    def both_say(epoch: int, replid: str) -> None:
+        redis_raw.delete(keys.changes(0))
+        redis_raw.hset(keys.meta(0), mapping={"epoch": epoch, "replid": replid})
+        psql.execute("UPDATE shard SET epoch = %s, replid = %s WHERE shard = 0", [epoch, replid])
+        worker.refresh()
+
+    await flush(worker)
+    before = agents.meta(0)
+    ahead = int(time()) + 1_000_000
+    both_say(ahead, before["replid"])
+    agents.commit(agents.key_on(0))
+    await flush(worker)
+    assert rows(psql, "SELECT epoch FROM change") == [(ahead,)]
+
+    both_say(int(before["epoch"]), "a" * 40)
+    log.lines.clear()
+    await turn_until(worker, log, "epoch_opened")
+
+    assert log.of("epoch_opened")[0]["epochs"] == [ahead + 1]
 
 
 @pytest.mark.parametrize("restarted", [True, False])

@@ -75,6 +75,34 @@ def test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it(
     assert (outcome.verdict, outcome.settled) == ("lost", True)
 
 
+def test_an_agents_next_epoch_is_above_what_it_has_met_where_the_clock_was_ahead_and_both_tiers_were_put_back(
+    tiers: Servers, shard: World, tmp_path: Path
+) -> None:
+    """The clock has been put right since: neither it nor what was put back says how far the numbers had come."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, "kept")
+    shard.flush(a)
+    backup, data_set = Backup(tiers, tmp_path), {name: shard.raw(a).dump(name) for name in shard.raw(a).scan_iter()}
+    a.restart()
+    shard.sql("UPDATE shard SET epoch = epoch + 10000000000 RETURNING epoch")
+    agent = shard.client(a)
+    gone = agent.set(KEY, "gone")
+    shard.flush(a)
+    assert agent.wait_durable(gone) == gone
+    backup.put_back()
+    shard.raw(a).flushall()
+    for name, dumped in data_set.items():
+        shard.raw(a).restore(name, 0, dumped)
+    a.restart()
+
+    assert agent.set("runs/43", "in the new lineage").epoch == gone.epoch + 1
+    found = agent.get(KEY)
+    assert found is not None
+    assert found.value == "kept"
+    assert [one.change_id for one in agent.lost()] == [gone.change_id]
+
+
 async def test_no_epoch_is_issued_twice_where_a_replica_and_a_standby_that_lag_take_over(
     tiers: Servers, shard: World, tmp_path: Path
 ) -> None:

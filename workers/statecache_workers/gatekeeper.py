@@ -14,6 +14,7 @@ import psycopg
 from statecache.backoff import pause_s
 from statecache.clock import monotonic as real_monotonic
 from statecache.core.epoch.gate import Gate, Opened, Vouched
+from statecache.core.epoch.newest_epochs import NewestEpochs
 from statecache.errors import ForeignData, Unavailable
 from statecache_workers.logs import alarm, crash, say, warn
 
@@ -42,7 +43,8 @@ class Gatekeeper:
         monotonic: Callable[[], float] = real_monotonic,
     ) -> None:
         self._vouched = Vouched()
-        self._gate = Gate(settings, keys, by=by, authority="worker", vouched=self._vouched)
+        self._met = NewestEpochs()
+        self._gate = Gate(settings, keys, by=by, authority="worker", vouched=self._vouched, met=self._met)
         self._redis = redis
         self._postgres = postgres
         self._done = done
@@ -82,8 +84,9 @@ class Gatekeeper:
         """Return whether the shard was tried and is still closed as far as is known."""
         return self._tries.get(shard, 0) > 0
 
-    def opened(self, shard: int) -> None:
-        """Forget that the shard gave trouble."""
+    def opened(self, shard: int, epoch: int) -> None:
+        """Note in which epoch the shard was found open, and forget that it gave trouble."""
+        self._met.note(shard, epoch)
         self._tries.pop(shard, None)
         self._not_before.pop(shard, None)
 

@@ -253,7 +253,7 @@ class Worker:
             return
         resynced = await resync(link, database, self.flusher, new, heads=heads, keys=self.keys)
         for shard in resynced.opened:
-            self.gatekeeper.opened(shard)
+            self.gatekeeper.opened(shard, self.holdings[shard].row.epoch)
         if resynced.opened:
             self.gatekeeper.agreed(heads.server)
             await tell_of_tails(database, self.flusher.streams.ended, resynced.opened, by=self.id)

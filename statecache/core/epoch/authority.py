@@ -9,6 +9,7 @@ import msgspec
 
 from statecache.clock import monotonic
 from statecache.core.epoch.beside import Beside
+from statecache.core.epoch.newest_epochs import NewestEpochs
 from statecache.rules.epochs import Authority, Look, Opening, Pin, Refusal, ShardRow, decide
 
 if TYPE_CHECKING:
@@ -40,16 +41,19 @@ class Vouched:
 class Candidate:
     """A process that opens shards on the word of `authority`: a client, a worker, or an operator.
 
-    `vouched` says in whose place its Redis stands (see `rules.epochs`). `beside` is what it has kept of an old primary
-    that goes on by itself.
+    `vouched` says in whose place its Redis stands (see `rules.epochs`), `met` which epochs it has met: a new one is
+    above them, too. `beside` is what it has kept of an old primary that goes on by itself.
     """
 
-    def __init__(self, settings: Settings, keys: KeySpace, *, by: str, authority: Authority, vouched: Vouched) -> None:
+    def __init__(
+        self, settings: Settings, keys: KeySpace, *, by: str, authority: Authority, vouched: Vouched, met: NewestEpochs
+    ) -> None:
         self.settings = settings
         self.keys = keys
         self.by = by
         self.authority: Authority = authority
         self.vouched = vouched
+        self.met = met
         self.beside = Beside()
         self._standing: dict[int, tuple[str, float]] = {}
         self._shut_in: dict[int, int] = {}
@@ -57,7 +61,10 @@ class Candidate:
 
     def decide(self, row: ShardRow, look: Look, pin: Pin) -> Opening | Refusal | None:
         """Return how it may open a shard, or why not; None where it is open."""
-        return decide(row, look, self.authority, pin=pin, vouched=self.vouched)
+        verdict = decide(row, look, self.authority, pin=pin, vouched=self.vouched)
+        if not isinstance(verdict, Opening):
+            return verdict
+        return msgspec.structs.replace(verdict, seen=max(verdict.seen, self.met.highest(row.shard)))
 
     def raised(self, server: str) -> None:
         """Note that a row names the server by now, for this process has begun an epoch on it.

@@ -17,6 +17,7 @@ from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.core.epoch.attempt import Attempt
 from statecache.core.epoch.authority import Candidate, Vouched
+from statecache.core.epoch.newest_epochs import NewestEpochs
 from statecache.core.epoch.stages import AttemptResult, Opened
 from statecache.errors import ForeignData, Unavailable
 from statecache.redis_errors import refusal
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class Gate:
     """The opening of shards on the authority of a client, a worker, or an operator.
 
-    `vouched` says in whose place this Redis stands (see `rules.epochs`).
+    `vouched` says in whose place this Redis stands (see `rules.epochs`), `met` which epochs are known to have been.
 
     It counts the epochs that it opened and the changes that it set aside.
     """
@@ -45,13 +46,16 @@ class Gate:
         by: str,
         authority: Authority,
         vouched: Vouched | None = None,
+        met: NewestEpochs | None = None,
         new_token: Callable[[], str] = lambda: secrets.token_hex(12),
     ) -> None:
         self.settings = settings
         self.keys = keys
         self.new_token = new_token
         self.epochs_opened = self.conflicts = 0
-        self._candidate = Candidate(settings, keys, by=by, authority=authority, vouched=vouched or Vouched())
+        self._candidate = Candidate(
+            settings, keys, by=by, authority=authority, vouched=vouched or Vouched(), met=met or NewestEpochs()
+        )
 
     @property
     def rescued(self) -> int:

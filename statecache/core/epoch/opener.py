@@ -56,7 +56,7 @@ class Opener:
 
     def begin_anew(self, _: AbstractContextManager[Any]) -> None:
         """Forget what a parent's tasks or threads are opening."""
-        self._gate = Gate(self._settings, self._keys, by=writer_of(self._settings), authority="client")
+        self._gate = Gate(self._settings, self._keys, by=writer_of(self._settings), authority="client", met=self.epochs)
         self._turns: dict[int, Slots] = {}
         self._times: dict[int, int] = {}
 
