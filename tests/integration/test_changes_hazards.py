@@ -114,6 +114,7 @@ def test_a_cursor_says_where_a_restored_postgres_went_on_without_what_was_given(
         shard.put(a, KEY, number)
     shard.flush(a)
     assert reader.read(agent) == ["kept", 0, 1, 2, 3, 4]
+    shard.until_later_than(reader.given[-1].epoch)
     backup.put_back()
     assert reader.read(agent) == []  # whether what was given comes again is not known yet
     shard.raw(a).flushall()

@@ -184,6 +184,34 @@ def test_what_postgres_forgot_is_dirty_again_when_the_gate_opens(tiers: Servers,
     shard.check(a)
 
 
+def test_an_agents_next_epoch_is_above_what_it_has_met_where_the_clock_was_ahead_and_both_tiers_were_put_back(
+    tiers: Servers, shard: World, tmp_path: Path
+) -> None:
+    """The clock has been put right since: neither it nor what was put back says how far the numbers had come."""
+    a = shard.start("a")
+    shard.open(a)
+    shard.put(a, KEY, "kept")
+    shard.flush(a)
+    backup, data_set = Backup(tiers, tmp_path), {name: shard.raw(a).dump(name) for name in shard.raw(a).scan_iter()}
+    a.restart()
+    shard.sql("UPDATE shard SET epoch = epoch + 10000000000 RETURNING epoch")
+    agent = shard.client(a)
+    gone = agent.set(KEY, "gone")
+    shard.flush(a)
+    assert agent.wait_durable(gone) == gone
+    backup.put_back()
+    shard.raw(a).flushall()
+    for name, dumped in data_set.items():
+        shard.raw(a).restore(name, 0, dumped)
+    a.restart()
+
+    assert agent.set("runs/43", "in the new lineage").epoch == gone.epoch + 1
+    found = agent.get(KEY)
+    assert found is not None
+    assert found.value == "kept"
+    assert [one.change_id for one in agent.lost()] == [gone.change_id]
+
+
 def test_a_claimer_whom_postgres_fails_leaves_the_gate_to_the_next(tiers: Servers, shard: World) -> None:
     a = shard.start("a")
     shard.open(a)

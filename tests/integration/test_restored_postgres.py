@@ -17,7 +17,6 @@ from tests.fixtures.faults import through
 from tests.fixtures.servers import MakeSettings
 from tests.support.fault_proxy import FaultProxy
 from tests.support.gate_world import World, world
-from tests.support.polling import pause_thread
 from tests.support.postgres_backup import Backup
 
 pytestmark = pytest.mark.counts_seconds
@@ -55,7 +54,7 @@ def test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it(
     gone = [agent.set(KEY, number) for number in range(5)]
     shard.flush(a)
     assert [agent.wait_durable(state) for state in gone] == gone
-    _until_later_than(shard, gone[-1].epoch)
+    shard.until_later_than(gone[-1].epoch)
     backup.put_back()
     shard.raw(a).flushall()
 
@@ -73,34 +72,6 @@ def test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it(
         agent.wait_durable(gone[-1], timeout=60)
     outcome = agent.outcome(gone[-1].change_id, KEY, position=gone[-1].position)
     assert (outcome.verdict, outcome.settled) == ("lost", True)
-
-
-def test_an_agents_next_epoch_is_above_what_it_has_met_where_the_clock_was_ahead_and_both_tiers_were_put_back(
-    tiers: Servers, shard: World, tmp_path: Path
-) -> None:
-    """The clock has been put right since: neither it nor what was put back says how far the numbers had come."""
-    a = shard.start("a")
-    shard.open(a)
-    shard.put(a, KEY, "kept")
-    shard.flush(a)
-    backup, data_set = Backup(tiers, tmp_path), {name: shard.raw(a).dump(name) for name in shard.raw(a).scan_iter()}
-    a.restart()
-    shard.sql("UPDATE shard SET epoch = epoch + 10000000000 RETURNING epoch")
-    agent = shard.client(a)
-    gone = agent.set(KEY, "gone")
-    shard.flush(a)
-    assert agent.wait_durable(gone) == gone
-    backup.put_back()
-    shard.raw(a).flushall()
-    for name, dumped in data_set.items():
-        shard.raw(a).restore(name, 0, dumped)
-    a.restart()
-
-    assert agent.set("runs/43", "in the new lineage").epoch == gone.epoch + 1
-    found = agent.get(KEY)
-    assert found is not None
-    assert found.value == "kept"
-    assert [one.change_id for one in agent.lost()] == [gone.change_id]
 
 
 async def test_no_epoch_is_issued_twice_where_a_replica_and_a_standby_that_lag_take_over(
@@ -124,7 +95,7 @@ async def test_no_epoch_is_issued_twice_where_a_replica_and_a_standby_that_lag_t
         gone = [await agent.set(KEY, number) for number in range(20)]
         shard.flush(a)
         assert [await agent.wait_durable(state) for state in gone] == gone
-        _until_later_than(shard, gone[-1].epoch)
+        shard.until_later_than(gone[-1].epoch)
         backup.put_back()
         (opened,) = shard.open(b, "worker")
         assert opened.epoch > gone[-1].epoch
@@ -143,12 +114,6 @@ async def test_no_epoch_is_issued_twice_where_a_replica_and_a_standby_that_lag_t
         with pytest.raises((Unavailable, OutcomeUnknown), match="Postgres says epoch"):  # its connection was cut, too
             await agent.set(KEY, "old branch", timeout=1.5)
         assert shard.state(a, KEY)["change_id"] == gone[-1].change_id
-
-
-def _until_later_than(shard: World, epoch: int) -> None:
-    """Wait until the clock is past a second by which an epoch was numbered."""
-    while shard.sql("SELECT extract(epoch FROM clock_timestamp())::bigint") <= [(epoch,)]:
-        pause_thread()
 
 
 @pytest.mark.parametrize("reopened", [False, True])

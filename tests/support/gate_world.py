@@ -33,6 +33,7 @@ from statecache.testing.valkey import Valkey
 from tests.fixtures.servers import found
 from tests.support.dirtiness import dirty_keys
 from tests.support.gate_taps import Tap, TappedConnection, TappedLink
+from tests.support.polling import pause_thread
 
 RESERVATION_S = 0.2
 SHARD = 0
@@ -128,6 +129,11 @@ class World:
         with self.session() as connection:
             cursor = connection.execute(query.encode(), parameters or None)
             return cursor.fetchall() if cursor.description else []
+
+    def until_later_than(self, epoch: int) -> None:
+        """Wait until Postgres' clock is past the second by which an epoch was numbered."""
+        while self.sql("SELECT extract(epoch FROM clock_timestamp())::bigint") <= [(epoch,)]:
+            pause_thread()
 
     @contextmanager
     def session(self) -> Iterator[psycopg.Connection[Any]]:
