@@ -16,7 +16,14 @@ from typing import Any
 import pytest
 
 from statecache.testing import ports
-from tests.fixtures.processes import LONGEST, ONE_AFTER_THE_OTHER, ports_of, pytest_collection_modifyitems
+from tests.fixtures.processes import (
+    COMPUTING,
+    ONE_AFTER_THE_OTHER,
+    WAITING,
+    ports_of,
+    pytest_collection_modifyitems,
+    turned,
+)
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ("-p", "xdist", "-p", "tests.fixtures.processes", "-p", "no:cacheprovider")
@@ -97,15 +104,29 @@ def test_files_of_one_test_run_to_the_end_though_a_process_ended(tmp_path: Path,
     assert f"1 failed, {1 + others} passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_what_takes_longest_comes_first_and_the_rest_stays_in_order() -> None:
-    names = ["tests/unit/test_b.py", "tests/unit/test_a.py", "tests/integration/test_a.py", LONGEST[1], LONGEST[0]]
-    items: list[Any] = [SimpleNamespace(nodeid=f"{name}::test") for name in names]
+def test_what_computes_is_spread_among_what_waits_the_longest_first_and_what_is_quick_comes_last() -> None:
+    waiting = [f"{WAITING}test_{number}.py" for number in range(20)]
+    names = ["tests/unit/test_b.py", "tests/unit/test_a.py", *waiting, "tests/acceptance/test_a.py", *COMPUTING[1::-1]]
+    items: list[Any] = [SimpleNamespace(nodeid=f"{name}::test") for name in names for _ in range(2)]
     pytest_collection_modifyitems(items)
-    assert [item.nodeid.partition("::")[0] for item in items] == [names[4], names[3], names[2], names[0], names[1]]
+    order = [item.nodeid.partition("::")[0] for item in items][::2]
+    assert [item.nodeid.partition("::")[0] for item in items][1::2] == order
+    assert [(at, name) for at, name in enumerate(order) if not name.startswith((WAITING, "tests/unit/"))] == [
+        (0, COMPUTING[0]), (6, COMPUTING[1]), (12, "tests/acceptance/test_a.py"),
+    ]  # fmt: skip
+    assert [name for name in order if name.startswith(WAITING)] == waiting
+    assert order[-2:] == names[:2]
+
+
+def test_each_process_begins_to_compile_elsewhere_and_comes_to_all() -> None:
+    files = [Path(f"test_{number}.py") for number in range(10)]
+    begun = [turned(files, f"gw{number}", 4) for number in range(4)]
+    assert [one[0].stem for one in begun] == ["test_0", "test_2", "test_5", "test_7"]
+    assert all(sorted(one) == files for one in begun)
 
 
 def test_the_files_that_are_named_exist() -> None:
-    assert [name for name in (*LONGEST, *ONE_AFTER_THE_OTHER) if not (ROOT / name).exists()] == []
+    assert [name for name in (*COMPUTING, WAITING, *ONE_AFTER_THE_OTHER) if not (ROOT / name).exists()] == []
 
 
 def test_no_two_processes_have_a_port_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
