@@ -15,43 +15,17 @@ from statecache.cli.states.by_hand import get as get_by_hand
 from statecache.cli.states.by_hand import ls
 from statecache.core.read.dirty import Dirty
 from statecache.errors import Unavailable
-from statecache.keys import KeySpace
 from statecache.lua import script
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush
 from tests.fixtures.servers import MakeClient, every_redis
 from tests.simulation.backups import Backup
+from tests.support.closed_shard import GONE, KEY, WHOLE, Shard, in_order
 from tests.support.fault_proxy import FaultProxy
 from tests.support.local_reads import kept, reads, until
 
-KEY, GONE, WHOLE = "runs/1", "runs/1/gone", "runs/1/whole"
 Read = Literal["local", "primary"]
-
-
-class Shard:
-    """The shard of KEY: closed so that no client may open it, and as it was."""
-
-    def __init__(self, settings: Settings, raw: Any, psql: psycopg.Connection[Any]) -> None:
-        self._psql, self.raw = psql, raw
-        self.keys = KeySpace(settings.prefix, settings.shards)
-        self.number = self.keys.shard(KEY)
-        self.meta = self.keys.meta(self.number)
-        self._replid = raw.hget(self.meta, "replid")
-
-    def close(self) -> None:
-        """Give the data set, and the row, to two other servers."""
-        self.raw.hset(self.meta, "replid", "a" * 40)
-        self._psql.execute("UPDATE shard SET replid = %s WHERE shard = %s", ["b" * 40, self.number])
-
-    def open(self) -> None:
-        """Have all as it was."""
-        self._psql.execute("UPDATE shard SET replid = %s WHERE shard = %s", [self._replid.decode(), self.number])
-        self.raw.hset(self.meta, "replid", self._replid)
-
-    @property
-    def epoch(self) -> int:
-        return int(self.raw.hget(self.meta, "epoch"))
 
 
 @pytest.fixture
@@ -156,13 +130,17 @@ async def test_without_postgres_nothing_is_read_unless_stale_states_are_accepted
         with pytest.raises(Unavailable, match="gate of shard") as refused:
             await client.get(key, read=read, timeout=1)
         assert refused.value.reason == "epoch"
+    shard.open()
+    assert await make_client(settings).get("runs/1/never") is None
+    shard.close()
     content = make_client(alone.model_copy(update={"stale_reads": True}))
     found = await content.get(KEY, read=read)
     assert found is not None
     assert found.value == "old"
-    with pytest.raises(Unavailable) as refused:
-        await content.get(GONE, read=read, timeout=1)
-    assert refused.value.reason == "epoch"
+    for key in (GONE, "runs/1/never"):
+        with pytest.raises(Unavailable) as refused:
+            await content.get(key, read=read, timeout=1)
+        assert refused.value.reason == "epoch"
     shard.open()
     assert (await client.get(KEY, read=read)) == found
 
@@ -208,11 +186,12 @@ async def test_what_only_redis_holds_is_neither_given_nor_hidden(
     assert sorted(await _listed(content, "runs/1", 5.0)) == ["here", "not flushed", "not flushed"]
 
 
+@pytest.mark.parametrize("raised", [False, True])
 async def test_a_postgres_that_went_back_is_not_read_behind_a_closed_gate(
     make_client: MakeClient, settings: Settings, cache: AsyncStateCache, worker: Worker, redis_raw: Any,
-    psql: psycopg.Connection[Any],
+    psql: psycopg.Connection[Any], *, raised: bool,
 ) -> None:  # fmt: skip
-    """Redis, of which nothing else is believed, remembers how far Postgres was."""
+    """Redis, of which nothing else is believed, remembers how far Postgres was, though an epoch begins."""
     shard = Shard(settings, redis_raw, psql)
     await cache.set(KEY, "old")
     await cache.set(GONE, 1)
@@ -224,12 +203,13 @@ async def test_a_postgres_that_went_back_is_not_read_behind_a_closed_gate(
     await flush(worker)
     backup.put_back()
     shard.close()
+    psql.execute("UPDATE shard SET epoch = epoch + %s", [int(raised)])
     for key in (KEY, GONE, WHOLE):
         redis_raw.unlink(shard.keys.state(key))
-    client = make_client(settings.model_copy(update={"timeout_s": 2.0}))
+    client = make_client(settings.model_copy(update={"timeout_s": 1.0}))
     asked: list[Callable[[], Awaitable[Any]]] = [
         *(partial(client.get, key) for key in (KEY, GONE, WHOLE)), client.namespaces,
-        *(partial(_in_order, client, *one) for one in (("runs/1", "key"), ("runs/1", "newest"), ("", "key"))),
+        *(partial(in_order, client, *one) for one in (("runs/1", "key"), ("runs/1", "newest"), ("", "key"))),
     ]  # fmt: skip
     for ask in asked:
         with pytest.raises(Unavailable, match="less of it than it did") as told:
@@ -237,7 +217,7 @@ async def test_a_postgres_that_went_back_is_not_read_behind_a_closed_gate(
         assert told.value.reason == "epoch"
     shard.open()
     await flush(worker)
-    assert await _in_order(client, "runs/1", "key") == [(KEY, "new"), (WHOLE, 1)]
+    assert await in_order(client, "runs/1", "key") == [(KEY, "new"), (WHOLE, 1)]
 
 
 async def test_a_gate_that_closes_while_somebody_lists_hides_nothing(
@@ -278,10 +258,6 @@ async def test_nobody_reads_less_than_it_has_seen(make_client: MakeClient, setti
         assert refused.value.reason == "epoch"
     shard.open()
     assert "not flushed" in await _listed(client, "runs/1", 5.0)
-
-
-async def _in_order(client: AsyncStateCache, prefix: str, order: Any) -> list[tuple[str, Any]]:
-    return [(state.key, state.value) async for state in client.list(prefix, order=order)]
 
 
 async def _listed(client: AsyncStateCache, prefix: str, timeout: float) -> list[Any]:

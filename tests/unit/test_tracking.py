@@ -14,6 +14,7 @@ from statecache import Settings
 from statecache._process import mutex
 from statecache.concurrency import TASKS
 from statecache.concurrency.waking import TaskSignal
+from statecache.core.epoch.newest_epochs import NewestEpochs
 from statecache.core.redis.server_clock import ServerClock
 from statecache.core.redis.tracked_call import Call
 from statecache.core.redis.tracking import TrackedConnection
@@ -77,7 +78,7 @@ def near() -> Near:
 def line(near: Near) -> Any:
     """A line that nothing is connected to, of which all shards are open."""
     tier: Any = SimpleNamespace(io=TASKS)
-    made: Any = TrackedConnection(Settings(), KeySpace(), tier, near, owner=object)
+    made: Any = TrackedConnection(Settings(), KeySpace(), tier, near, epochs=NewestEpochs(), owner=object)
     made._open = {*range(64)}
     return made
 

@@ -159,7 +159,7 @@ def head_of(reply: list[bytes] | bytes) -> Head | str:
         return reply.decode("utf-8", "replace")
     epoch, replid, *numbers = reply
     try:
-        n, entries, size, flushed, excepted = (int(number or 0) for number in numbers)
+        n, entries, size, flushed, excepted, *_ = (int(number or 0) for number in numbers)
         return Head(int(epoch) if epoch else None, replid.decode(), n, entries, size, flushed, excepted)
     except ValueError:
         return "its meta holds something else than numbers"

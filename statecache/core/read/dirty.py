@@ -16,7 +16,7 @@ from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.core.parts import in_parts
 from statecache.core.read.hydration import BEHIND
-from statecache.core.read.listed import UNKNOWN, Listed, Overlay, Watermark, remembered, watermarks_of
+from statecache.core.read.listed import UNKNOWN, Listed, Overlay, Watermark, opened_by, remembered, watermarks_of
 from statecache.errors import ForeignData, Unavailable
 from statecache.lua import script
 from statecache.model import Record
@@ -44,18 +44,20 @@ class Look(NamedTuple):
     """Which of the shards were open, with their watermarks, and the replies to what was asked for beside.
 
     `proven` are those whose gates were open, which `stale_reads` does not ask for; `behind` is how far Redis remembers
-    that Postgres holds the others.
+    that Postgres holds the others. `earlier` are those that were open in an epoch before one that this process has met,
+    with that epoch and the replid of the server: they are as closed, for an old primary has them so.
     """
 
     opened: dict[int, Watermark]
     replies: list[Any]
     proven: frozenset[int]
     behind: dict[int, Watermark]
+    earlier: dict[int, tuple[int, str]]
 
     def refuse_less(self, watermarks: Mapping[int, Watermark]) -> None:
         """Raise Unavailable where Postgres, at these watermarks, holds less of a closed shard than Redis remembers."""
         for shard, flushed in self.behind.items():
-            if watermarks.get(shard, UNKNOWN) < flushed:
+            if not watermarks.get(shard, UNKNOWN).reaches(flushed):
                 detail = f"the gate of shard {shard} is closed, and Postgres holds less of it than it did"
                 raise Unavailable("epoch", detail=detail)
 
@@ -95,7 +97,8 @@ class Dirty:
         them. Raises Unavailable where nothing tells any more what such a one lacks. Of more than `most` the first ones
         are returned, in the order of their keys. `looked` is a look that was had already.
 
-        A closed gate is left a moment to open; one behind which there is more than Postgres holds, all of the time.
+        A closed gate is left a moment to open; one behind which there is more than Postgres holds, all of the time. So
+        is a worker that has yet to go through what an epoch began without.
         """
         end, backoff = monotonic() + seconds, Backoff(0.005, 0.1)
         patient_until, gates = monotonic() + seconds / 4, self._reader.closed_gates
@@ -104,12 +107,20 @@ class Dirty:
             look = looked or await self._read(shards, commands, max(end - monotonic(), 0.001))
             looked, opened = None, look.opened
             found, behind = list[str](), list[str]()
-            for shard, keys in self._names(shards, look, start):
-                (found if shard in opened else behind).extend(filter(listed.selection.means, keys))
+            try:
+                for shard, keys in self._names(shards, look, start):
+                    (found if shard in opened else behind).extend(filter(listed.selection.means, keys))
+            except Unavailable:
+                if watermarks is not None or backoff.outlasts(end):
+                    raise
+                await self._redis.io.sleep(backoff.take())
+                continue
             closed, missed, less = set(shards) - opened.keys(), None, None
             for shard in shards:
                 (gates.met if shard in closed else gates.opened)(shard)
             settled = not closed or monotonic() >= min(gates.patient_until(closed), patient_until)
+            if closed and settled and await self._reader.are_current(look.earlier, end):
+                continue
             if closed and settled:
                 missed = await self._missed(listed.selection, closed, behind, seconds)
                 less = await self._less(look, seconds)
@@ -123,7 +134,7 @@ class Dirty:
                 held, shut = await self.held(first, seconds, values=listed.reads_values)
                 if not shut:  # the gate of none of them has closed meanwhile
                     told = opened if watermarks is None else {
-                        shard: min(flushed, watermarks.get(shard, UNKNOWN)) for shard, flushed in opened.items()
+                        shard: flushed.least(watermarks.get(shard, UNKNOWN)) for shard, flushed in opened.items()
                     }  # fmt: skip
                     return Overlay(held, told, up_to, gone=len(held) < len(first))
             await self._redis.io.sleep(backoff.take())
@@ -217,14 +228,18 @@ class Dirty:
         except ResponseError as error:
             raise refusal(error, metas[0]) from error
         server, _, *heads = answer
-        told = {shard: remembered(head) for shard, head in zip(shards, heads, strict=True)}
-        proven = frozenset(
-            shard
-            for shard, head in zip(shards, heads, strict=True)
-            if isinstance(head, list) and head[0] and head[1] == server
-        )
-        opened = {shard: told[shard] for shard in shards if self._stale_reads or shard in proven}
-        return Look(opened, replies, proven, {shard: told[shard] for shard in shards if shard not in opened})
+        told, replid = dict(zip(shards, map(remembered, heads), strict=True)), server.decode()
+        proven = {shard for shard, head in zip(shards, heads, strict=True) if opened_by(head) == replid}
+        newest = self._reader.newest_epoch
+        earlier = {shard: (told[shard].epoch, replid) for shard in proven if told[shard].epoch < newest(shard)}
+        proven -= earlier.keys()
+        opened = {
+            shard: told[shard]
+            for shard in shards
+            if shard in proven or (self._stale_reads and shard not in earlier)
+        }  # fmt: skip
+        behind = {shard: told[shard] for shard in shards if shard not in opened}
+        return Look(opened, replies, frozenset(proven), behind, earlier)
 
 
 def _spelled(watermarks: Mapping[int, Watermark] | None, shard: int) -> str:

@@ -16,8 +16,8 @@ STATEMENTS: dict[Order, str] = {
 }  # fmt: skip
 ORDERS = tuple(STATEMENTS)
 """The orders of a listing; each has a statement of its own, for each is that of an index."""
-_EPOCH, _FLUSHED = 0, 5
-"""The indexes of a shard's epoch and watermark in the answer of the script `heads`."""
+_EPOCH, _REPLID, _FLUSHED, _RETIRED = 0, 1, 5, 7
+"""The indexes in a shard's part of the answer of the script `heads`."""
 LIMIT_MAX = 2**63 - 1
 """The greatest limit that Postgres takes."""
 
@@ -64,6 +64,18 @@ class Watermark(NamedTuple):
     epoch: int
     flushed: int
 
+    def reaches(self, other: Watermark) -> bool:
+        """Return whether a Postgres holds no less than one that was there before.
+
+        An epoch begins behind what is flushed. So one that is later, and of which less is flushed, began after Postgres
+        went back.
+        """
+        return self.epoch >= other.epoch and self.flushed >= other.flushed
+
+    def least(self, other: Watermark) -> Watermark:
+        """Return what both hold."""
+        return Watermark(min(self.epoch, other.epoch), min(self.flushed, other.flushed))
+
 
 UNKNOWN = Watermark(0, 0)
 """How far a Postgres holds a shard that it does not know."""
@@ -75,8 +87,18 @@ def watermarks_of(rows: Iterable[Sequence[Any]]) -> dict[int, Watermark]:
 
 
 def remembered(head: Any) -> Watermark:
-    """Return how far Redis remembers that a shard is flushed, of its part in the answer of the script `heads`."""
-    return Watermark(int(head[_EPOCH] or 0), int(head[_FLUSHED] or 0)) if isinstance(head, list) else UNKNOWN
+    """Return how far Redis remembers that a shard is flushed, of its part in the answer of the script `heads`.
+
+    What was retired was flushed, though an epoch may have begun with a Postgres that holds it no more.
+    """
+    if not isinstance(head, list):
+        return UNKNOWN
+    return Watermark(int(head[_EPOCH] or 0), max(int(head[_FLUSHED] or 0), int(head[_RETIRED] or 0)))
+
+
+def opened_by(head: Any) -> str:
+    """Return the replid of the server on which the shard was opened, of the same part; '' for none."""
+    return head[_REPLID].decode() if isinstance(head, list) and head[_EPOCH] else ""
 
 
 class Overlay(msgspec.Struct, frozen=True):
@@ -97,4 +119,4 @@ class Overlay(msgspec.Struct, frozen=True):
 
     def lacking(self, watermarks: Mapping[int, Watermark]) -> bool:
         """Return whether Postgres, with these watermarks, lacks more than what is held here."""
-        return any(watermarks.get(shard, UNKNOWN) < flushed for shard, flushed in self.flushed.items())
+        return any(not watermarks.get(shard, UNKNOWN).reaches(flushed) for shard, flushed in self.flushed.items())

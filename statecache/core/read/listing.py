@@ -113,6 +113,8 @@ class Listing:
         """
         found, shards, selection = set[str](), range(self._keys.shards), Selection(prefix="")
         names, look = await self._dirty.names(shards, seconds=seconds)
+        seen = self._near.known_under("") if look.behind else ()
+        names += [key for key in seen if self._keys.shard(key) in look.behind]
         while True:
             rows, watermarks = await self._page(Listed(selection=selection, values=False), shards, 1, seconds)
             look.refuse_less(watermarks)

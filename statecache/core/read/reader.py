@@ -20,6 +20,7 @@ A state whose end has come when it is read is given as `expired`, at the same pl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from redis.exceptions import ResponseError
@@ -126,21 +127,21 @@ class Reader:
         if self.is_believed(record, found.epoch):
             return record, None
         if asking:
-            if await self._is_current(record.key, found, end):
-                self._opener.epochs.prove(self._keys.shard(record.key), found.epoch)
+            shard = self._keys.shard(record.key)
+            if await self.are_current({shard: (found.epoch, found.replid)}, end):
                 self._near.lowered(record.key, (record.epoch, record.version))
                 return record, None
             await self._redis.pool.drop_idle(all_of_them=True)
         detail = f"Redis holds an older state of {record.key!r} than this process has seen, in the same epoch"
         shard = self._keys.shard(record.key)
-        if (known := self._opener.epochs.of(shard)) > found.epoch:
+        if (known := self.newest_epoch(shard)) > found.epoch:
             detail = f"shard {shard} is in epoch {found.epoch} there, and this process has seen it in {known}"
         return None, Unavailable("epoch", detail=detail)
 
     def is_believed(self, record: Record, epoch: int) -> bool:
         """Return whether a state may be given of a shard that is open in that epoch; an old primary's may not."""
         shard = self._keys.shard(record.key)
-        if epoch < self._opener.epochs.of(shard):
+        if epoch < self.newest_epoch(shard):
             return False
         self._opener.epochs.note(shard, epoch)
         self._tracked.met(shard, epoch)
@@ -152,14 +153,26 @@ class Reader:
             self._near.lowered(record.key, place)
         return later
 
-    async def _is_current(self, key: str, found: ReadState, end: float) -> bool:
-        """Return whether Postgres knows that server as the current lineage of the key's shard."""
-        asked, seconds = {"shards": [self._keys.shard(key)]}, max((end - monotonic()) / 2, 0.001)
+    def newest_epoch(self, shard: int) -> int:
+        """Return the newest epoch of the shard that this process has met."""
+        return self._opener.epochs.of(shard)
+
+    async def are_current(self, found: Mapping[int, tuple[int, str]], end: float) -> bool:
+        """Return whether Postgres knows one of those servers, in its epoch, as the current lineage of a shard.
+
+        That is remembered, whatever was met before: the whole deployment may have been put back.
+        """
+        if not found:
+            return False
+        seconds = max((end - monotonic()) / 2, 0.001)
         try:
-            rows = await self._postgres.fetch("shards", asked, seconds=seconds)
+            rows = await self._postgres.fetch("shards", {"shards": [*found]}, seconds=seconds)
         except PostgresUnavailable:
             return False
-        return bool(rows) and tuple(rows[0][1:3]) == (found.epoch, found.replid)
+        current = [row[0] for row in rows if tuple(row[1:3]) == found[row[0]]]
+        for shard in current:
+            self._opener.epochs.prove(shard, found[shard][0])
+        return bool(current)
 
     async def _found(self, key: str, end: float, met: Unavailable | None) -> ReadState | Closed:
         """Return what is found; raise `met`, an earlier error, where no time was left to look again."""
@@ -213,7 +226,7 @@ class Reader:
             flushed, rows = await self._postgres.fetch_each(("watermarks", "states"), asked, seconds=seconds)
             record = record_of_row(rows[0])[0] if rows else absence(key, self._near.epoch_of(key))
             place = (record.epoch, record.version)
-            whole = place >= here if here[1] else watermarks_of(flushed).get(shard, UNKNOWN) >= least
+            whole = place >= here if here[1] else watermarks_of(flushed).get(shard, UNKNOWN).reaches(least)
             if whole and self._near.seen(key, place):
                 return self._redis.clock.lived(record), Unavailable("epoch", detail=closed)
             older = f"Postgres holds an older state of {key!r}"
@@ -236,14 +249,14 @@ class Reader:
         return remembered(head)
 
     async def _unproven(self, key: str, end: float) -> Record | None:
-        """Return what Redis holds although the gate is closed; None where it holds nothing, or less than was seen."""
+        """Return the state that Redis holds behind a closed gate; None where it has none, or less than was seen."""
         redis_key = self._keys.state(key)
         (reply,) = await self._redis.read([("HMGET", redis_key, *FIELDS)], seconds=max(end - monotonic(), 0.001))
         if isinstance(reply, Exception):
             raise refusal(reply, redis_key) from reply
         record = record_of(redis_key, key, reply)
         seen = record is not None and self._near.seen(key, (record.epoch, record.version))
-        return self._redis.clock.lived(record) if record is not None and seen else None
+        return self._redis.clock.lived(record) if record is not None and record.exists and seen else None
 
     async def local(self, key: str, *, end: float, least: int = 0, max_stale: float | None = None) -> Record:
         """Return the record by way of the tracked connection, so that it is here the next time; else the primary's."""

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from statecache.commit_protocol.answers import Committed
     from statecache.commit_protocol.commit import Commit
     from statecache.concurrency import Background
+    from statecache.core.epoch.newest_epochs import NewestEpochs
     from statecache.core.redis.connection import Link
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
@@ -67,13 +68,11 @@ class TrackedConnection:
     """One client's tracked connection, and with it the trust in what its near cache holds."""
 
     def __init__(
-        self, settings: Settings, keys: KeySpace, redis: RedisTier, near: Near, *, owner: Callable[[], object]
-    ) -> None:
-        self._settings = settings
-        self._owner = owner
-        self._keys = keys
-        self._redis = redis
-        self._near = near
+        self, settings: Settings, keys: KeySpace, redis: RedisTier, near: Near, *, epochs: NewestEpochs,
+        owner: Callable[[], object],
+    ) -> None:  # fmt: skip
+        self._settings, self._keys, self._redis, self._near = settings, keys, redis, near
+        self._epochs, self._owner = epochs, owner
         self._beat_s = settings.near_window_s / _BEATS_PER_WINDOW
         self._closed = False
         self._inherited: tuple[object, ...] = ()
@@ -167,6 +166,7 @@ class TrackedConnection:
     def met(self, shard: int, epoch: int) -> None:
         """Give the connection up where the shard is in a later epoch than on its server: that is an old primary."""
         if self._open.get(shard, epoch) < epoch:
+            del self._open[shard]
             self._is_behind = True
             self._near.drop()
 
@@ -325,17 +325,17 @@ class TrackedConnection:
             self._brought(expected, reply)
 
     def _told_of_gate(self, link: Link, shard: int, reply: Any) -> None:
-        known = script("fenced_read")
-        link.knows(known, not isinstance(reply, NoScriptError))
+        link.knows(script("fenced_read"), not isinstance(reply, NoScriptError))
         if isinstance(reply, Exception) and code_of(reply) in DEMOTED:
             raise RedisUnavailable("role", detail=f"the server is no primary: {reply}")
         self._open.pop(shard, None)
         if isinstance(reply, list) and reply[0] == b"OK":
             self._open[shard] = int(reply[1])
+            self.met(shard, self._epochs.of(shard))
 
     def _heartbeat(self, link: Link, sent: float, reply: Any) -> None:
-        known, self._heartbeat_call = script("heartbeat"), None
-        link.knows(known, not isinstance(reply, Exception))
+        self._heartbeat_call = None
+        link.knows(script("heartbeat"), not isinstance(reply, Exception))
         if isinstance(reply, NoScriptError):
             return
         if isinstance(reply, Exception) or (self._settings.fence == "on" and not reply.startswith(b"master ")):

@@ -24,6 +24,9 @@ for i = 5, #KEYS do redis.pcall('HSET', KEYS[i], '_', '_') end -- what is anothe
 redis.call('HSET', KEYS[1], 'epoch', ARGV[4], 'replid', server, 'n', ARGV[5], 'entries', ARGV[6], 'bytes', ARGV[7],
   'flushed', ARGV[8], 'flushed_entries', ARGV[9], 'flushed_bytes', ARGV[10], 'excepted', ARGV[11],
   'shards', ARGV[12], 'hash', ARGV[13], 'prefix', ARGV[14], 'schema', ARGV[15], 'cluster', ARGV[16])
+if tonumber(redis.call('HGET', KEYS[1], 'retired') or '0') > tonumber(ARGV[5]) then -- of what was set aside
+  redis.call('HSET', KEYS[1], 'retired', ARGV[5])
+end
 local known = tonumber(string.match(redis.call('HGET', KEYS[1], 'enforced') or '', '^%d+')) or 0
 if tonumber(string.match(ARGV[17], '^%d+')) > known then redis.call('HSET', KEYS[1], 'enforced', ARGV[17]) end
 redis.call('HDEL', KEYS[1], 'reservation', 'continues', 'reserved_until')

@@ -9,22 +9,23 @@
 -- KEYS  1 meta  2 unflushed  3 hydrating  4… one state each
 -- ARGV  1 fence (on|off)  2 epoch and 3 watermark that Postgres had, or '' before it is asked: then nothing is installed
 -- 4 ttl in ms  5 purpose (read|write)  6… the keys of the states
--- Gives { 'FENCED' }, { 'FOREIGN', Redis key, reason }, or { 'OK', epoch, watermark, then per state: PRESENT (somebody
+-- Gives { 'FENCED' }, { 'FOREIGN', Redis key, reason }, or { 'OK', epoch, what Postgres has to hold, then per state: PRESENT (somebody
 -- brought or made it), DIRTY (not in Redis, not yet in Postgres), BEHIND (what Postgres was read to hold, if it was, may be
 -- too old), ABSENT (installed), FULL (it is absent, and Redis has no memory for that, or refuses who reads for its disk or
 -- its replicas) }; the error READONLY where this server is no primary.
 
 local function error_of(reply) return type(reply) == 'table' and reply.err end
 
-local head = redis.pcall('HMGET', KEYS[1], 'epoch', 'replid', 'flushed')
+local head = redis.pcall('HMGET', KEYS[1], 'epoch', 'replid', 'flushed', 'retired')
 if head.err then return { 'FOREIGN', KEYS[1], head.err } end
 local fence = ARGV[1]
 -- include lineage
 if role ~= 'master' then return redis.error_reply('READONLY this server is no primary') end
 if not head[1] or head[2] ~= server then return { 'FENCED' } end
 local flushed = tonumber(head[3] or '0')
-local reached = head[1] == ARGV[2] and tonumber(ARGV[3]) >= flushed
-local writes, answer = ARGV[5] == 'write', { 'OK', head[1], head[3] or '0' }
+-- include held
+local reached = head[1] == ARGV[2] and tonumber(ARGV[3]) >= tonumber(least)
+local writes, answer = ARGV[5] == 'write', { 'OK', head[1], least }
 for i = 4, #KEYS do
   local key, verdict = ARGV[i + 2], 'BEHIND'
 -- include loadable

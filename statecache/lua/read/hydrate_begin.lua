@@ -3,14 +3,14 @@
 -- KEYS  1 meta  2 unflushed  3 hydrating  4… one state each
 -- ARGV  1 fence (on|off)  2 token  3 ms that it stands  4 tokens of the same reader whose answers were lost, spaces
 --       between them  5 purpose (read|write)  6… the keys of the states
--- Gives { 'FENCED' }, { 'FOREIGN', Redis key, reason }, or { 'OK', epoch, watermark, then per state: PRESENT (another was quicker),
+-- Gives { 'FENCED' }, { 'FOREIGN', Redis key, reason }, or { 'OK', epoch, what Postgres has to hold, then per state: PRESENT (another was quicker),
 -- DIRTY (not in Redis, not yet in Postgres: wait), WAIT (somebody else's token is young), TAKEN, FULL (Redis has no
 -- memory for a token, or who reads is refused one for its disk or its replicas; nobody else fills the state then either) };
 -- the error READONLY where this server is no primary.
 
 local function error_of(reply) return type(reply) == 'table' and reply.err end
 
-local head = redis.pcall('HMGET', KEYS[1], 'epoch', 'replid', 'flushed')
+local head = redis.pcall('HMGET', KEYS[1], 'epoch', 'replid', 'flushed', 'retired')
 if head.err then return { 'FOREIGN', KEYS[1], head.err } end
 local fence = ARGV[1]
 -- include lineage
@@ -19,7 +19,8 @@ if not head[1] or head[2] ~= server then return { 'FENCED' } end
 local now = redis.call('TIME')
 local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 local token = string.format('%s|%s|%.0f', ARGV[2], head[1], ms + tonumber(ARGV[3]))
-local writes, answer, mine = ARGV[5] == 'write', { 'OK', head[1], head[3] or '0' }, {}
+-- include held
+local writes, answer, mine = ARGV[5] == 'write', { 'OK', head[1], least }, {}
 for one in string.gmatch(ARGV[4], '%S+') do mine[one] = true end
 for i = 4, #KEYS do
   local key, verdict = ARGV[i + 2], 'TAKEN'

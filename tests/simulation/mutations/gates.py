@@ -85,8 +85,8 @@ GATES = {
     "listing after a restore": Mutant(
         "what a Postgres lacks that went back is not looked for in Redis",
         "statecache/lua/read/dirty.lua",
-        "    if tonumber(of) <= tonumber(epoch) and tonumber(floor) < tonumber(flushed) then\n",
-        "    if false then\n",
+        "  if floor < flushed then\n",
+        "  if false then\n",
         by="postgres restored",
     ),
     "lost told": Mutant(
