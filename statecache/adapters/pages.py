@@ -14,11 +14,11 @@ read between the two is what there is.
 
 New pages get names that no page has ever had, so they are created on the adapter's word, and Postgres is not asked: a
 conversation that is in Redis goes on while Postgres is away. A number alone may come again, where pages were taken out,
-or `undo`, `rollback` or `merge` has put an older head in the place of a newer one. So the head says at which of its own
-versions all pages since its last log began were only added to. Where it is at another one, the next page begins a log
-with a name of its own:
+or `undo`, `rollback`, `merge` or an import has put an older head in the place of a newer one. So the head names the
+change that it was written over, if pages were only added since its last log began. Where it stands on another one,
+somebody else has put it there, and the next page begins a log with a name of its own:
 
-    head {pages: {count: 5, logs: {2: 5e0c, 4: 91aa}}, grown_as: KEY:17}     pages LOG/1, 5e0c/2, 5e0c/3, 91aa/4, 91aa/5
+    head {pages: {count: 5, logs: {2: 5e0c, 4: 91aa}}, grown_as: CHANGE}     pages LOG/1, 5e0c/2, 5e0c/3, 91aa/4, 91aa/5
 
 Of logs there are LOGS_MAX at most: where pages come and go all the time, the name of a new one is looked for again. A
 release that knows of no logs finds no number of pages in such a head, and refuses it: it would take them for gone.
@@ -143,12 +143,12 @@ def with_pages(found: Found, count: int) -> Any:
     if head is None:
         logs = {"2": token_hex(4)} if count > 1 and not log_of(known, 1) else {}
         return msgspec.structs.replace(known, pages=count, logs=logs, grown_as="")
-    is_grown, logs = known.grown_as == f"{head.key}:{head.version}" and count >= known.pages, known.logs
+    is_grown, logs = known.grown_as == head.parent_change_id != "" and count >= known.pages, known.logs
     if count != known.pages and not is_grown:
         logs = {begins: log for begins, log in logs.items() if int(begins) <= min(count, known.pages)}
     if count > known.pages and not is_grown and len(logs) < LOGS_MAX:
         is_grown, logs = True, logs | {str(known.pages + 1): token_hex(4)}
-    grown_as = f"{head.key}:{head.version + 1}" if is_grown else ""
+    grown_as = head.change_id if is_grown else ""
     return msgspec.structs.replace(known, pages=count, logs=logs, grown_as=grown_as)
 
 

@@ -10,7 +10,7 @@ from pydantic_ai import DeferredToolRequests
 from pydantic_ai.conversation import Conversation
 from pydantic_ai.messages import ToolCallPart
 
-from statecache import AsyncNamespace, AsyncStateCache, DurabilityRefused, Set, Settings
+from statecache import AsyncNamespace, AsyncStateCache, DurabilityRefused, LimitExceeded, Set, Settings
 from statecache.adapters.pydantic_ai import StateCacheConversationStore, log
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, flushing, rows
@@ -118,6 +118,17 @@ async def test_what_a_killed_fork_has_left_hides_no_entry_of_the_original(
     await flush(worker)
     for entry in entries:
         assert (await store.read_entry(entry.id[:])).message == entry.message
+
+
+async def test_more_pages_than_a_commit_takes_are_refused_where_a_conversation_is(
+    store: StateCacheConversationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new one has them written ahead."""
+    monkeypatch.setattr(log, "WRITTEN_PAGES_MAX", 3)
+    await saved(store, "42", turns(2))
+    with pytest.raises(LimitExceeded, match="number of pages"):
+        await saved(store, "42", turns(8, size=40_000))
+    assert len(await said(store)) == len(turns(2))
 
 
 async def test_a_large_record_is_counted_with_its_pages(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from itertools import chain
+from secrets import token_hex
 from typing import Any
 
 import msgspec
@@ -146,10 +147,23 @@ class Session:
             if isinstance(one, Delete):
                 del self.states[one.name]
             else:
-                self.states[one.name] = State(
-                    key=f"s/{one.name}", value=one.value, epoch=1, version=self.number, change_id=f"{self.number}",
-                    parent_change_id="", position=None, updated_at=datetime.now(UTC), writer="",
-                )  # fmt: skip
+                self.put(one.name, one.value)
+
+    def put(self, name: str, value: Any) -> None:
+        """Write a state over what is there, by the next change."""
+        before = self.states.get(name)
+        self.states[name] = State(
+            key=f"s/{name}", value=value, epoch=1, version=self.number,
+            change_id=token_hex(8), parent_change_id=before.change_id if before else "",
+            position=None, updated_at=datetime.now(UTC), writer="",
+        )  # fmt: skip
+
+    def take_in(self, states: dict[str, State[Any]]) -> None:
+        """Import states of another deployment, over those that are there, at the versions that they had there."""
+        self.number = states[self.place.head].version
+        self.names |= states.keys()
+        for name, state in states.items():
+            self.put(name, state.value)
 
 
 def test_pages_that_come_and_go_all_the_time_leave_a_head_of_bounded_size() -> None:
@@ -165,6 +179,21 @@ def test_pages_that_come_and_go_all_the_time_leave_a_head_of_bounded_size() -> N
     assert len(found.known.logs) == LOGS_MAX
     assert found.holds_together()
     assert len(msgspec.json.encode(session.states["42"].value)) < 25 * LOGS_MAX
+
+
+def test_a_head_that_an_import_put_in_the_place_of_a_newer_one_begins_a_log() -> None:
+    """Versions begin again in the deployment that takes it in."""
+    session, other, exported = Session(), Session(), list[dict[str, State[Any]]]()
+    for number in range(4):
+        session.apply(added(session.place, session.found(), [Kept("x" * 20_000, 20_000)], f"{number}", VALUE_BYTES_MAX))
+        exported.append(dict(session.states))
+    assert len(session.found().known.logs) == 1
+    for states in (exported[3], *exported):
+        other.take_in(states)
+        items, logs = other.found().known.items, len(other.found().known.logs)
+        other.apply(added(other.place, other.found(), [Kept("y" * 20_000, 20_000)], "y", VALUE_BYTES_MAX))
+        assert (other.found().known.items, len(other.found().known.logs)) == (items + 1, logs + 1)
+        assert other.found(1000).holds_together()
 
 
 def test_a_release_that_knows_of_no_logs_refuses_a_head_that_has_some() -> None:

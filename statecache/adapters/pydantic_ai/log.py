@@ -22,6 +22,7 @@ from statecache import (
     Create,
     Delete,
     DurabilityNotMet,
+    LimitExceeded,
     NotFound,
     OutcomeUnknown,
     Set,
@@ -30,7 +31,7 @@ from statecache import (
     VersionConflict,
 )
 from statecache.adapters.applied import is_applied, nothing_written
-from statecache.adapters.filling import FRAME_BYTES
+from statecache.adapters.filling import FRAME_BYTES, WRITTEN_PAGES_MAX
 from statecache.adapters.items import Kept
 from statecache.adapters.pages import Found, new_page, with_pages
 from statecache.adapters.plans import arun
@@ -249,6 +250,9 @@ class Logs:
             grown, filled = filled[0], filled[1:]
             if len(grown.entries) > len(last):
                 sets.append(Set(place.page(known, known.pages), msgspec.structs.asdict(grown), expected=page))
+        if found.head is not None and len(filled) > WRITTEN_PAGES_MAX - len(sets):
+            what = "the number of pages that are added at once"
+            raise LimitExceeded(what, actual=len(filled), limit=WRITTEN_PAGES_MAX - len(sets))
         extent: Extent = with_pages(found, known.pages + len(filled))
         new = [new_page(place, found, extent, number, one) for number, one in enumerate(filled, known.pages + 1)]
         head = head_of(record, msgspec.structs.replace(extent, entries=known.entries + len(lines)))
