@@ -9,7 +9,7 @@ import typer
 
 from statecache.cli.asking import confirmed
 from statecache.cli.exits import FINDING, OK
-from statecache.cli.options import AsJson, PostgresUrl, Yes, settings_of
+from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, Yes, settings_of
 from statecache.cli.screen import Counting, counted, plain, print_json, print_table, say, size_text, tell
 from statecache.keys import checked_namespace
 
@@ -24,6 +24,7 @@ def prune(
     namespace: Annotated[str | None, typer.Argument(metavar="[NAMESPACE]", help="Only this one.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     yes: Yes = False,
+    redis_url: RedisUrl = None,
     postgres_url: PostgresUrl = None,
     as_json: AsJson = False,
 ) -> int:
@@ -31,9 +32,10 @@ def prune(
 
     The newest values stay, those that checkpoints name, those that branches began with, and of every change what it
     says: who, when, why, and the digest of its value. It says first what would go, and asks, unless --yes. Small
-    transactions, beside workers; where it is cut off, it may be begun again. The space is Postgres' to use again;
-    VACUUM FULL gives it back to the disk. It takes a worker's role. Exit status 1 where a history is damaged, which
-    is left alone: `statecache verify` names the rows.
+    transactions, beside workers; where it is cut off, it may be begun again. An age has passed when it has by the
+    clock of Redis, which is asked for it, and by that of Postgres. The space is Postgres' to use again; VACUUM FULL
+    gives it back to the disk. It takes a worker's role. Exit status 1 where a history is damaged, which is left alone:
+    `statecache verify` names the rows.
 
     \b
     Examples:
@@ -42,7 +44,7 @@ def prune(
       statecache prune runs --yes --json
     """
     wanted = None if namespace is None else checked_namespace(namespace)
-    settings = settings_of(postgres_url=postgres_url)
+    settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     if dry_run or not yes:
         would = _run(settings, wanted, dry_run=True)
         values = sum(one.values for one in would)

@@ -11,7 +11,7 @@ from statecache.retention import HISTORIES, History, Retention
 _COUNT_MAX = 1_000_000_000
 _AGE_MAX = timedelta(days=36_500)
 HEEDED = timedelta(minutes=5)
-"""So long after it was recorded a policy is heeded everywhere, whatever clocks differ by."""
+"""So long after it was recorded a policy is heeded everywhere, where clocks differ by no more than some minutes."""
 
 
 class RecordedPolicy(NamedTuple):

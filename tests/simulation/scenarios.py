@@ -40,7 +40,7 @@ Why the other instruments do not see it:
                   repeat was refused, with `late_in_epoch`, and with `came_meanwhile`
     pinned        what a policy lets go, and what verify says of it: no judge of the arenas reads histories; so with
                   `origins`, `moved`, `unpacked`, `packed`, `latest`, `verified`, `detached`, `erased`,
-                  `erased_unflushed`, `proved` and `replaced`
+                  `erased_unflushed`, `proved`, `both_clocks` and `replaced`
     crossed       what keys become that are merged into one another at once: no arena merges
     another_end   what a change_id that is used again for another end is told, as with `another_point`
     another_point  what a change_id that is used again is told: no judge asks for it
@@ -73,6 +73,7 @@ LATE, REFUSED = "tests/integration/test_client_late.py", "tests/integration/test
 PROCESS = "tests/integration/test_flusher_process.py"
 RESTORED, TROUBLES = "tests/integration/test_restored_postgres.py", "tests/integration/test_vector_troubles.py"
 VECTORS, USED = "tests/integration/test_vectors.py", "tests/integration/test_client_change_ids.py"
+RACES, CLOCKS = "tests/integration/test_pruning_races.py", "tests/integration/test_pruning_clocks.py"
 SCENARIOS = {
     "swapped": (
         "tests/integration/test_failover_roles.py",
@@ -304,14 +305,8 @@ SCENARIOS = {
         "tests/integration/test_pruning.py",
         "test_what_a_branch_began_with_stays_for_as_long_as_it_is_read_from_there",
     ),
-    "moved": (
-        "tests/integration/test_pruning_races.py",
-        "test_a_delta_that_is_flushed_while_its_keyframe_moves_is_read_from_the_new_one",
-    ),
-    "unpacked": (
-        "tests/integration/test_pruning_races.py",
-        "test_nothing_goes_of_a_shard_that_is_still_being_packed",
-    ),
+    "moved": (RACES, "test_a_delta_that_is_flushed_while_its_keyframe_moves_is_read_from_the_new_one"),
+    "unpacked": (RACES, "test_nothing_goes_of_a_shard_that_is_still_being_packed"),
     "packed": (
         "tests/integration/test_packing.py",
         "test_what_is_taken_out_of_quarantine_behind_the_page_that_was_read_is_packed_too",
@@ -330,7 +325,7 @@ SCENARIOS = {
         "tests/integration/test_erasure_races.py",
         "test_without_a_worker_it_waits_and_is_completed_when_there_is_one",
     ),
-    "proved": ("tests/integration/test_pruning_races.py", "test_a_rewriting_that_is_wrong_is_not_committed"),
+    "proved": (RACES, "test_a_rewriting_that_is_wrong_is_not_committed"),
     "crossed": (
         "tests/unit/test_crossed_merges.py",
         "test_no_item_is_doubled_and_none_that_was_removed_comes_back",
@@ -378,10 +373,8 @@ SCENARIOS = {
         "tests/integration/test_client_durability.py",
         "test_a_commit_that_was_lost_with_its_redis_is_applied_again",
     ),
-    "replaced": (
-        "tests/integration/test_pruning_races.py",
-        "test_a_policy_that_is_replaced_meanwhile_counts_from_the_next_page_on",
-    ),
+    "both_clocks": (CLOCKS, "test_values_stay_until_the_age_has_passed_by_both_clocks"),
+    "replaced": (RACES, "test_a_policy_that_is_replaced_meanwhile_counts_from_the_next_page_on"),
 }
 
 

@@ -11,12 +11,14 @@ import msgspec
 from statecache.clock import monotonic
 from statecache.concurrency import TASKS
 from statecache.core.postgres.tier import PostgresTier
+from statecache.core.redis.tier import RedisTier
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import KeySpace
 from statecache.rules.retention import retention_of
 from statecache_workers.database import Call, Database
 from statecache_workers.prune_passes import patiently
 from statecache_workers.pruning import Lots, Place, Pruned, Pruner
+from statecache_workers.redis_time import RedisTime
 
 if TYPE_CHECKING:
     from statecache.retention import Retention
@@ -44,10 +46,11 @@ async def prune(
 ) -> list[Outcome]:
     """Let values go of one namespace, or of all whose policy says so; return what went, with `dry_run` what would."""
     outcomes = []
-    async with _opened(settings) as database:
+    async with _opened(settings) as (database, redis_time):
         for name, retention in await _policies(database):
             if retention.bounded and namespace in (None, name):
-                done = await _through(database, settings, name, retention, progress=progress, dry_run=dry_run)
+                pruner = Pruner(database, redis_time, seconds=settings.timeout_s)
+                done = await _through(database, pruner, name, retention, progress=progress, dry_run=dry_run)
                 outcomes.append(Outcome(
                     namespace=name, policy=str(retention), values=done.values, bytes=done.bytes, pinned=done.pinned,
                     damaged=done.damaged,
@@ -62,10 +65,10 @@ async def _policies(database: Database) -> list[tuple[str, Retention]]:
 
 
 async def _through(
-    database: Database, settings: Settings, name: str, retention: Retention, *, progress: Callable[[int], None],
+    database: Database, pruner: Pruner, name: str, retention: Retention, *, progress: Callable[[int], None],
     dry_run: bool,
 ) -> Pruned:  # fmt: skip
-    pruner, done, lots = Pruner(database, seconds=settings.timeout_s), Pruned(), Lots()
+    done, lots = Pruned(), Lots()
     place: Place | None = None
     while True:
         place = await pruner.page(name, retention, place, lots)
@@ -83,11 +86,13 @@ async def _through(
 
 
 @contextlib.asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[Database]:
-    session = await PostgresTier(settings, KeySpace(settings.prefix, settings.shards)).session()
-    database = Database(session, settings)
+async def _opened(settings: Settings) -> AsyncIterator[tuple[Database, RedisTime]]:
+    keys = KeySpace(settings.prefix, settings.shards)
+    redis = RedisTier(settings, keys)
+    postgres = PostgresTier(settings, keys, cluster=lambda: redis.cluster)
+    database = Database(await postgres.session(), settings)
     try:
-        yield database
+        yield database, RedisTime(settings, redis, postgres)
     except PostgresUnavailable as error:
         if error.reason != RIGHTS:
             raise

@@ -2,7 +2,7 @@
 
 Postgres has a row for each such namespace: who is at it, until when, and how far. A worker that finds one due takes it,
 goes through it page by page, and renews its lease with each; one that dies leaves it to another, which goes on there.
-Where Postgres is away, or a lock is not to be had, it waits and tries again. It works for a part of the time only.
+Where a server is away, or a lock is not to be had, it waits and tries again. It works for a part of the time only.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 from statecache.clock import monotonic as real_monotonic
 from statecache.concurrency import TASKS
 from statecache.core.postgres.tier import PostgresTier
-from statecache.errors import ConfigurationError, PostgresUnavailable
+from statecache.core.redis.tier import RedisTier
+from statecache.errors import ConfigurationError, PostgresUnavailable, Unavailable
 from statecache.rules.retention import retention_of
 from statecache_workers.database import Call, Database
 from statecache_workers.logs import crash, say, warn
 from statecache_workers.postgres_errors import Poison
 from statecache_workers.pruning import Lot, Lots, Place, Pruned, Pruner
+from statecache_workers.redis_time import RedisTime
 
 if TYPE_CHECKING:
     from statecache.keys import KeySpace
@@ -45,7 +47,11 @@ class PrunePasses:
         self, settings: Settings, keys: KeySpace, *, by: str, monotonic: Callable[[], float] = real_monotonic
     ) -> None:
         self._settings = settings
-        self._postgres = PostgresTier(settings, keys, name=f"statecache prune {by[-8:]}")
+        redis = RedisTier(settings, keys)
+        self._postgres = PostgresTier(
+            settings, keys, name=f"statecache prune {by[-8:]}", cluster=lambda: redis.cluster,
+            ask_redis=redis.look_again)  # fmt: skip
+        self._redis_time = RedisTime(settings, redis, self._postgres)
         self._by = by
         self._every = timedelta(seconds=settings.prune_interval_s)
         self._monotonic = monotonic
@@ -67,7 +73,7 @@ class PrunePasses:
                 self._database = Database(await self._postgres.session(), self._settings)
             while await self._pass(self._database):
                 pass
-        except (PostgresUnavailable, ConfigurationError, Poison) as error:
+        except (Unavailable, ConfigurationError, Poison) as error:
             warn("prune_waits", detail=str(error).partition("\n")[0])
         except Exception:  # the flush goes on, whatever is wrong here
             crash("prune_waits")
@@ -81,7 +87,7 @@ class PrunePasses:
         if not rows:
             return False
         name, key, version, *policy = rows[0]
-        pruner = Pruner(database, seconds=self._settings.timeout_s)
+        pruner = Pruner(database, self._redis_time, seconds=self._settings.timeout_s)
         place = Place(key, version) if key else None
         retention: Retention | None = retention_of(*policy)
         done, lots = Pruned(), Lots()

@@ -13,6 +13,9 @@ the count, and forgets what it remembered.
 
 Each of these transactions is short, waits for nobody long, and is whole: whoever is killed loses one at most, and it is
 done again. Headers of changes stay, with digest and hash. A run that is damaged is left alone and told of.
+
+An age counts by the clock of Redis and by that of Postgres: where one is behind, what is let go is older by that too.
+Redis is asked before each page (`redis_time`); where it cannot be asked, nothing goes by age.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from statecache_workers.postgres_arrays import integers, optional_blobs, optiona
 
 if TYPE_CHECKING:
     from statecache.retention import Retention
+    from statecache_workers.redis_time import RedisTime
 
 ROWS = 1000
 """How many changes are looked at at once."""
@@ -168,18 +172,23 @@ class _Broken(Damage):
 
 
 class Pruner:
-    """What lets values go, over one connection."""
+    """What lets values go, over one connection to Postgres; Redis is asked for nothing but its time."""
 
-    def __init__(self, database: Database, *, seconds: float) -> None:
+    def __init__(self, database: Database, redis_time: RedisTime, *, seconds: float) -> None:
         self._database = database
+        self._redis_time = redis_time
         self._seconds = seconds
 
     async def page(self, name: str, retention: Retention, place: Place | None, lots: Lots) -> Place | None:
-        """Look at a page of a namespace, add what goes to the lots, and return where the next page begins, if any."""
+        """Look at a page of a namespace, add what goes to the lots, and return where the next page begins, if any.
+
+        Raises RedisUnavailable or ConfigurationError where the policy has an age and Redis' time is not to be had.
+        """
         begin = place or Place(f"{name}/")
         asked = {
             "key": begin.key, "version": begin.version, "beyond": beyond_prefix(f"{name}/"), "rows": ROWS,
-            "age": retention.max_age, "count": 1 if retention.history == "latest" else retention.max_count,
+            "age": retention.max_age, "redis_now": None if retention.max_age is None else await self._redis_time.now(),
+            "count": 1 if retention.history == "latest" else retention.max_count,
         }  # fmt: skip
         async with self._database.transaction(snapshot=True) as transaction:
             (rows,) = await transaction.run(Call("prune_page", asked))

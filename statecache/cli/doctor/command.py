@@ -132,7 +132,8 @@ def between(redis: RedisFacts | None, postgres: PostgresFacts | None, settings: 
         if facts is not None and abs(facts.ahead_s) > CLOCKS_APART_S:
             off = f"{abs(facts.ahead_s):.1f} s {'ahead of' if facts.ahead_s > 0 else 'behind'}"
             found.append(warning("both", f"the clock of {where} is {off} this machine's",
-                                 "times in records are off; order never depends on them",
+                                 "times in records are off, so by age values go late, and those that were replaced "
+                                 "while Redis was behind go early once it is right; order never depends on times",
                                  "run an NTP client on both machines"))  # fmt: skip
     return found
 

@@ -1,8 +1,10 @@
 -- Gives those values of a page of a namespace's changes that its policy lets go, in the order of their chains; pins are
 -- not heard. The page begins at a version of a key, looks at so many changes, and ends, as the first row says, with one
 -- where the next begins. A value goes that was replaced before the age, and is not among the newest so many of its key;
--- never that of the key's last change, and none in a shard of which some changes are still to be packed. Each comes with
--- its place and that of the change behind it, its run, and whether that is the key's last one.
+-- never that of the key's last change, and none in a shard of which some changes are still to be packed. Changes say the
+-- time of Redis: the age has to have passed by that clock, of which the caller says what it shows, and by this one, for
+-- either may be ahead. Each comes with its place and that of the change behind it, its run, and whether that is the key's
+-- last one.
 WITH looked AS MATERIALIZED (
     SELECT key, version, n, op, shard, coalesce(keyframe, version) AS base, digest IS NOT NULL AS known,
            coalesce(octet_length(packed), octet_length(value)) AS bytes,
@@ -14,7 +16,9 @@ WITH looked AS MATERIALIZED (
 ), replaced AS (
     SELECT * FROM looked
     WHERE op = 'set' AND known AND bytes IS NOT NULL
-          AND next_at IS NOT NULL AND (%(age)s::interval IS NULL OR next_at < now() - %(age)s::interval)
+          AND next_at IS NOT NULL
+          AND (%(age)s::interval IS NULL
+               OR (next_at < now() - %(age)s::interval AND next_at < %(redis_now)s::timestamptz - %(age)s::interval))
 ), ends AS MATERIALIZED (
     SELECT k.key, e.version, e.base FROM (SELECT DISTINCT key FROM replaced) k CROSS JOIN LATERAL (
         SELECT c.version, coalesce(c.keyframe, c.version) AS base FROM {schema}.change c WHERE c.key = k.key

@@ -38,6 +38,20 @@ RETENTION = {
         'Call("prune_moved", {"shard": shard}), Call("pack_pending", {"shards": [-1]}))',
         by="scenarios moved",
     ),
+    "ages by Redis' clock": Mutant(
+        "with Redis' clock behind that of Postgres, values go that were replaced a moment ago",
+        "statecache/sql/retention/prune_page.sql",
+        " AND next_at < %(redis_now)s::timestamptz - %(age)s::interval",
+        "",
+        by="scenarios both_clocks",
+    ),
+    "ages by Postgres' clock": Mutant(
+        "with Redis' clock ahead, values go of which Postgres says that they are not as old",
+        "statecache/sql/retention/prune_page.sql",
+        "next_at < now() - %(age)s::interval AND ",
+        "",
+        by="scenarios both_clocks",
+    ),
     "packed first": Mutant(
         "a prune takes a shard of which some changes are still to be packed",
         "statecache/sql/retention/prune_page.sql",
