@@ -82,6 +82,35 @@ async def test_what_was_written_over_what_had_ended_is_undone_to_that(client: As
     assert (await client.redo(KEY)).value == 3
 
 
+async def test_what_was_created_over_a_delete_is_undone_past_it_once_it_has_ended(
+    client: AsyncStateCache, ended: Ended
+) -> None:
+    """To delete what is gone would change nothing, so what was done before the delete is there again."""
+    await client.set(KEY, 1)
+    await client.delete(KEY)
+    await client.set(KEY, 2, ttl=0.05)
+    await ended(KEY)
+    assert (await client.undo(KEY)).value == 1
+    with pytest.raises(VersionNotFound, match="what the first change made"):
+        await client.undo(KEY)
+    assert (await client.redo(KEY, ttl=60)).value == 2
+    assert (await client.undo(KEY)).value is None
+    assert (await client.undo(KEY)).value == 1
+
+
+async def test_a_delete_that_would_change_nothing_is_passed_by_a_redo_too(
+    client: AsyncStateCache, ended: Ended
+) -> None:
+    await client.set(KEY, 1)
+    await client.delete(KEY)
+    await client.set(KEY, 2)
+    assert (await client.undo(KEY)).value is None
+    await client.undo(KEY, ttl=0.05)
+    await ended(KEY)
+    assert (await client.redo(KEY)).value == 2
+    assert (await client.undo(KEY)).value is None
+
+
 async def test_the_end_of_a_state_is_no_edit_of_its_group(client: AsyncStateCache, ended: Ended) -> None:
     await client.set(KEY, 1)
     await client.set(KEY, 2)

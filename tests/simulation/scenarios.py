@@ -144,6 +144,10 @@ SCENARIOS = {
         "test_what_is_yet_to_come_is_not_taken_for_what_is_there",
     ),
     "ended_at_a_moment": ("tests/integration/test_expiry.py", "test_from_its_end_on_no_moment_has_a_state"),
+    "undone_past": (
+        "tests/integration/test_undo_ended.py",
+        "test_what_was_created_over_a_delete_is_undone_past_it_once_it_has_ended",
+    ),
     "checkpoint_brought_back": (
         "tests/integration/test_checkpoint_records.py",
         "test_a_checkpoint_that_is_brought_back_names_the_same_position",

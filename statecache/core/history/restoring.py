@@ -204,19 +204,27 @@ def to_target(view: View[Any], key: str, to: Aim, at: datetime | None, terms: Te
 
 
 def walking(view: View[Any], key: str, kind: Walk, terms: Terms) -> Decide:
-    """Return what decides on an `undo` or a `redo`."""
+    """Return what decides on an `undo` or a `redo`.
+
+    Where what is there has ended, to delete it would change nothing: that goes further, as in a group.
+    """
 
     async def decide(record: Record) -> Decision:
         view.refuse_quarantined(record)
         if record.version == 0:
             raise NotFound(key, hint="There is no change of it.")
-        search = undo_target(record.version) if kind == "undo" else redo_target(record.version)
-        places = _Places(view, record, terms.end)
-        led = await places.led(search)
-        if led is None:
-            raise VersionNotFound(key, wanted=f"version to {kind} to", reason=NOWHERE_TO[kind])
-        version = await places.at(led)
-        return Decision(version, Provenance(kind=kind, version=led, reason=terms.reason))
+        places, passed = _Places(view, record, terms.end), list[int]()
+        while True:
+            if kind == "undo":
+                led = await places.led(undo_target(passed[-1] if passed else record.version))
+            else:
+                led = await places.led(redo_target(record.version, passed=len(passed)))
+            if led is None:
+                raise VersionNotFound(key, wanted=f"version to {kind} to", reason=NOWHERE_TO[kind])
+            version = await places.at(led)
+            if version.op == "set" or record.exists:
+                return Decision(version, Provenance(kind=kind, version=led, reason=terms.reason))
+            passed.append(led)
 
     return decide
 

@@ -19,6 +19,13 @@ HISTORIES = {
         '    before = yield Question("before", shown(place, "", whole=whole))\n',
         by="history",
     ),
+    "deletes of nothing passed": Mutant(
+        "an undo goes no further than the delete that a state was created over which has ended",
+        "statecache/core/history/restoring.py",
+        '            if version.op == "set" or record.exists:\n',
+        "            if True:\n",
+        by="scenarios undone_past",
+    ),
     "value held by a state": Mutant(
         "a value that a state alone holds is passed over as what is nearest",
         "statecache/sql/history/history_nearest.sql",
