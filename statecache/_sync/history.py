@@ -16,7 +16,7 @@ from statecache.concurrency import iterated, run
 from statecache.core.arguments import checked_moment, checked_position, refuse_no_limit
 from statecache.core.history.diffs import diff
 from statecache.core.history.reader import VERSION_MAX, Point
-from statecache.core.history.targets import Target, checked_aim, point_of_version, target_of
+from statecache.core.history.targets import Target, checked_aim, group_at, point_of_version, target_of
 from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.view import VerbGroup
 from statecache.errors import UsageError
@@ -188,14 +188,15 @@ class History(VerbGroup[D], Generic[D]):
     ) -> dict[str, State[Any]]:
         """Return the states of a group, by key, as they were at a checkpoint, a position of its shard, or a moment.
 
-        A checkpoint of the group, or its label, and a position is one consistent point of all of them. Of a commit
-        either all changes are there or none. In a typed view the records of steps and checkpoints are left out. Raises
-        as `get_at` does, and InvalidKey for a name that is no group.
+        A checkpoint of the group, or its label, and a position is one consistent point of all of them; a moment stands
+        for the position of the newest change that is no later. Of a commit either all changes are there or none. In a
+        typed view the records of steps and checkpoints are left out. Raises as `get_at` does, and InvalidKey for a name
+        that is no group.
         """
         view, key = self._view, checked_group(self._view.full(group))
         end, history = view.end_of(timeout), self._runtime.history
         target = run(self._target(key, None, checkpoint, position, time, whole=True, end=end))
-        versions = run(history.keys_at(key, target.point, end=end))
+        versions = run(group_at(view, key, target.point, end=end))
         typed = (view.kind if type is None else type) is not Any
         live = [one for one in versions if one.op == "set" and not (typed and one.schema in OWN_SCHEMAS)]
         values = run(history.values_of(live, end=end))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -150,6 +150,29 @@ async def test_an_edit_after_an_undo_that_went_past_commits_is_undone_to_what_th
     assert (await client.undo(RUN, group=True))[RUN].value == 1
     await client.set(RUN, 5)
     assert (await client.undo(RUN, group=True))[RUN].value == 1
+
+
+async def test_a_moment_is_one_position_of_a_group_where_the_clock_of_redis_went_back(
+    client: AsyncStateCache, cache: AsyncStateCache, worker: Worker, psql: Psql
+) -> None:
+    """What the keys held at such a moment, each by itself, would be a group that never was."""
+    for value in (0, 1):
+        await client.commit([Set(RUN, value), Set(_key("plan"), value)])
+    newest = await client.set(RUN, 2)
+    await flush(worker)
+    psql.execute("UPDATE change SET at = at + interval '1 hour' WHERE version = 2")
+    psql.execute("UPDATE state SET updated_at = updated_at + interval '1 hour' WHERE version = 2")
+    held = {RUN: 2, _key("plan"): 1}
+    found = await client.get_group_at(RUN, time=newest.updated_at)
+    assert {key: state.value for key, state in found.items()} == held
+    with pytest.raises(AlreadyCurrent):
+        await client.rollback(RUN, at=newest.updated_at, group=True)
+    assert (await client.get_at(_key("plan"), time=newest.updated_at)).value == 0  # type: ignore[union-attr]
+    before = await client.get_at(RUN, version=1)
+    assert before is not None
+    found = await client.get_group_at(RUN, time=before.updated_at)
+    assert {key: state.value for key, state in found.items()} == {RUN: 0, _key("plan"): 0}
+    assert await client.get_group_at(RUN, time=before.updated_at - timedelta(seconds=1)) == {}
 
 
 async def test_undo_of_a_group_goes_past_what_has_ended_since(client: AsyncStateCache) -> None:

@@ -148,6 +148,7 @@ SCENARIOS = {
         "tests/integration/test_undo_ended.py",
         "test_what_was_created_over_a_delete_is_undone_past_it_once_it_has_ended",
     ),
+    "moment_of_a_group": ("tests/integration/test_rollback_groups.py", "test_a_moment_is_one_position_of_a_group"),
     "checkpoint_brought_back": (
         "tests/integration/test_checkpoint_records.py",
         "test_a_checkpoint_that_is_brought_back_names_the_same_position",

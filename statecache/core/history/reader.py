@@ -7,7 +7,8 @@ A point is a version of the key, a position of its shard, or a moment by the clo
 epoch's lineage: where a later one began before it, it was lost, and its n belongs to something else. At a point a key's
 version is its newest change of the current lineage that is no later. As n orders a shard, a position is one consistent
 point of all keys of a group. A moment is looked up in what the changes say of themselves: where a clock went back, the
-newest version counts that is no later. Nothing is known of a position behind the newest one, nor of a moment to come.
+newest version counts that is no later, and of a group its position (`targets.group_at`). Nothing is known of a position
+behind the newest one, nor of a moment to come.
 
 Where versions of a key are missing from its chain, what it held meanwhile is not known (`gaps`): nothing older stands
 in for them.

@@ -12,6 +12,7 @@ from statecache.history_errors import VersionNotFound
 from statecache.keys import group_of
 from statecache.model import Position
 from statecache.rules.checkpoints import checked_label
+from statecache.rules.versions import at_moment
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -88,6 +89,20 @@ def _marked(key: str, mark: Checkpoint, *, whole: bool) -> Target:
 async def version_of(view: View[Any], key: str, target: Target, *, end: float) -> Version:
     """Return the version of a key at a target; raise VersionNotFound."""
     return target.reached(await view.runtime.history.version_at(key, target.point, end=end))
+
+
+async def group_at(view: View[Any], group: str, point: Point, *, end: float) -> list[Version]:
+    """Return the newest change of each key of a group at a point, sorted by key.
+
+    A moment stands for the position of the newest change that is no later. Where a clock went back, the changes of each
+    key that are no later would make up a group that never was.
+    """
+    found = await view.runtime.history.keys_at(group, point, end=end)
+    if point.time is None or not found:
+        return found
+    position = max(one.position for one in found)
+    then = await view.runtime.history.keys_at(group, Point.at(position), end=end)
+    return [at_moment(one, point.time) for one in then]
 
 
 async def position_of(view: View[Any], group: str, target: Target, *, end: float) -> Position:

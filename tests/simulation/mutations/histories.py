@@ -26,6 +26,13 @@ HISTORIES = {
         "            if True:\n",
         by="scenarios undone_past",
     ),
+    "moments of groups": Mutant(
+        "a group is given at a moment as it never was, for a clock went back",
+        "statecache/core/history/targets.py",
+        "    if point.time is None or not found:\n",
+        "    if True:\n",
+        by="scenarios moment_of_a_group",
+    ),
     "value held by a state": Mutant(
         "a value that a state alone holds is passed over as what is nearest",
         "statecache/sql/history/history_nearest.sql",
