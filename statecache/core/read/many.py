@@ -6,10 +6,12 @@
               proven in the same moment in which the shard's states are read
     fenced    that, and Postgres, asked once about all the shards afterwards, says that their epochs are current
 
-What is not in Redis is hydrated, a shard in one query. A state that cannot be believed as it was found (its gate is
-closed, an older one than this process has seen, the server is not the current one) is read by itself, by the reader:
-what that waits for and proves stands there. An answer is as of some moment during the call, each state by itself: also
-whether its end has come, which is judged as it is read, for it may be put off while others are waited for.
+What is not in Redis is hydrated, a shard in one query. Gates that are closed are left their moment to open all at once;
+then Postgres is asked together for what is behind them (`behind_gates`). A fenced read waits for them longer. A state
+that cannot be believed as it was found (an older one than this process has seen, or than Redis holds behind a closed
+gate, the server is not the current one) is read by itself, by the reader: what that waits for and proves stands there.
+An answer is as of some moment during the call, each state by itself: also whether its end has come, which is judged as
+it is read, for it may be put off while others are waited for.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
+from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
 from statecache.core.parts import in_parts
 from statecache.core.read.reader import ReadState
@@ -80,32 +83,57 @@ class ManyReader:
     async def primary(self, keys: Sequence[str], *, end: float) -> dict[str, Record]:
         """Return the keys' records on the primary; a state is never older than what was seen before."""
         found: dict[str, Record] = {}
-        for some in in_parts(keys, _ASKED_AT_ONCE):
-            for state in await self._read(some, end):
-                if self._reader.is_believed(state.record, state.epoch):
-                    found[state.record.key] = state.record
+        closed, gates, begun, backoff = keys, self._reader.closed_gates, monotonic(), Backoff(0.005, 0.25)
+        while True:
+            closed = [key for some in in_parts(closed, _ASKED_AT_ONCE) for key in await self._take(some, found, end)]
+            patient_until = min(gates.patient_until(map(self._keys.shard, closed)), begun + (end - begun) / 4)
+            if not closed or monotonic() >= patient_until:
+                break
+            await self._redis.io.sleep(min(backoff.take(), max(patient_until - monotonic(), 0.0)))
+        if closed:
+            found |= await self._reader.behind_gates(closed, end=end)
         for key in keys:
             if key not in found:
                 found[key] = await self._reader.primary(key, end=end)
         return found
+
+    async def _take(self, keys: Sequence[str], found: dict[str, Record], end: float) -> list[str]:
+        """Add what is found that may be believed, and return the keys whose gates are closed."""
+        states, closed = await self._read(keys, end)
+        for state in states:
+            if self._reader.is_believed(state.record, state.epoch):
+                found[state.record.key] = state.record
+        return closed
 
     async def fenced(self, keys: Sequence[str], *, end: float) -> dict[str, Record]:
         """Return the records of the lineage that Postgres says is current."""
         if self._settings.fence != "on":
             raise ConfigurationError("a fenced read needs the fence", hint="Set fence=on, or read the primary.")
         found: dict[str, Record] = {}
-        for some in in_parts(keys, _ASKED_AT_ONCE):
-            states, shards = await self._read(some, end), sorted({*map(self._keys.shard, some)})
-            rows = await self._postgres.fetch("shards", {"shards": shards}, seconds=max(end - monotonic(), 0.001))
-            current = {row[0]: tuple(row[1:3]) for row in rows}
-            for state in states:
-                proven = current.get(self._keys.shard(state.record.key)) == (state.epoch, state.replid)
-                if proven and self._reader.is_believed(state.record, state.epoch):
-                    found[state.record.key] = state.record
+        closed, together_until, backoff = keys, (monotonic() + end) / 2, Backoff(0.005, 0.25)
+        while True:
+            closed = [key for some in in_parts(closed, _ASKED_AT_ONCE) for key in await self._prove(some, found, end)]
+            if not closed or backoff.outlasts(together_until):
+                break
+            await self._redis.io.sleep(backoff.take())
         for key in keys:
             if key not in found:
                 found[key] = await self._reader.fenced(key, end=end)
         return found
+
+    async def _prove(self, keys: Sequence[str], found: dict[str, Record], end: float) -> list[str]:
+        """Add what is found of the current lineage, and return the keys whose gates are closed."""
+        states, closed = await self._read(keys, end)
+        shards = sorted({self._keys.shard(state.record.key) for state in states})
+        if not shards:
+            return closed
+        rows = await self._postgres.fetch("shards", {"shards": shards}, seconds=max(end - monotonic(), 0.001))
+        current = {row[0]: tuple(row[1:3]) for row in rows}
+        for state in states:
+            proven = current.get(self._keys.shard(state.record.key)) == (state.epoch, state.replid)
+            if proven and self._reader.is_believed(state.record, state.epoch):
+                found[state.record.key] = state.record
+        return closed
 
     async def _kept(self, keys: Sequence[str], end: float, max_stale: float | None) -> dict[str, Record]:
         """Return what the tracked connection brings, from now on kept here, of keys that are not."""
@@ -138,16 +166,20 @@ class ManyReader:
         except RedisUnavailable:
             return False
 
-    async def _read(self, keys: Sequence[str], end: float) -> list[ReadState]:
-        """Return the states on a primary whose shards are open, hydrated; those of other shards are left out."""
-        parts = self._parts(keys)
+    async def _read(self, keys: Sequence[str], end: float) -> tuple[list[ReadState], list[str]]:
+        """Return the states on a primary whose shards are open, hydrated, and the keys of the other shards."""
+        parts, gates = self._parts(keys), self._reader.closed_gates
         found: list[ReadState] = []
+        closed: list[str] = []
         missing: list[tuple[_Part, int, str]] = []
         for part, (verdict, *rest) in zip(parts, await self._run(parts, end), strict=True):
             if verdict == b"FOREIGN":
                 raise found_at(rest[0].decode("utf-8", "replace"), rest[1].decode("utf-8", "replace"))
             if verdict == b"CLOSED":
+                gates.met(part.shard)
+                closed += part.keys
                 continue
+            gates.opened(part.shard)
             epoch, replid, lacking = int(rest[0]), rest[1].decode(), list[str]()
             stem = self._keys.state_stem(part.shard)
             for key, reply in zip(part.keys, rest[2:], strict=True):
@@ -161,7 +193,7 @@ class ManyReader:
             loaded = await self._hydrator.load(part.keys, end=end)
             lived = map(self._redis.clock.lived, loaded.values())
             found += [ReadState(record, epoch, replid) for record in lived]
-        return found
+        return found, closed
 
     async def _run(self, parts: Sequence[_Part], end: float) -> list[Any]:
         seconds = end - monotonic()

@@ -20,17 +20,17 @@ A state whose end has come when it is read is given as `expired`, at the same pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from redis.exceptions import ResponseError
 
 from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
-from statecache.core.read.closed_gates import GATE_S, ClosedGates
-from statecache.core.read.listed import UNKNOWN, Watermark, remembered, watermarks_of
+from statecache.core.read.behind_gates import BehindGates
+from statecache.core.read.closed_gates import ClosedGates
 from statecache.errors import ConfigurationError, ForeignData, PostgresUnavailable, RedisUnavailable, Unavailable
-from statecache.records import FIELDS, absence, record_of, record_of_row
+from statecache.records import FIELDS, record_of
 from statecache.redis_errors import found_at, refusal
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Reader:
         self._hydrator = hydrator
         self._opener = opener
         self.closed_gates = ClosedGates()
+        self._behind_gates = BehindGates(settings, keys, redis, postgres, near=near)
 
     async def record(self, key: str, *, end: float) -> Record:
         """Return the key's record on the primary, for a caller about to write: a closed gate is opened."""
@@ -212,51 +213,26 @@ class Reader:
     ) -> tuple[Record | None, Unavailable]:
         """Return what Postgres holds while the shard's gate is closed, or the reason why nothing can be given yet.
 
-        A gate that was just found closed is left a moment to open. A state is not given where this process has seen a
-        newer one, or Redis holds one.
+        A gate that was just found closed is left a moment to open.
         """
         shard, now = self._keys.shard(key), monotonic()
         closed = f"the gate of shard {shard} is closed"
         if now < min(self.closed_gates.patient_until([shard]), begun + (end - begun) / 4):
             return None, Unavailable("epoch", detail=closed)
-        try:
-            seconds = min(max(end - now, 0.001), GATE_S)
-            least = UNKNOWN if here[1] else await self._remembered(shard, seconds)
-            asked = {"keys": [key], "shards": [shard]}
-            flushed, rows = await self._postgres.fetch_each(("watermarks", "states"), asked, seconds=seconds)
-            record = record_of_row(rows[0])[0] if rows else absence(key, self._near.epoch_of(key))
-            place = (record.epoch, record.version)
-            whole = place >= here if here[1] else watermarks_of(flushed).get(shard, UNKNOWN).reaches(least)
-            if whole and self._near.seen(key, place):
-                return self._redis.clock.lived(record), Unavailable("epoch", detail=closed)
-            older = f"Postgres holds an older state of {key!r}"
-            why = older if whole or here[1] else "Postgres holds less of it than it did"
-        except (PostgresUnavailable, RedisUnavailable) as error:
-            why = str(error)
-        try:
-            stale = await self._unproven(key, end) if self._settings.stale_reads else None
-        except RedisUnavailable as error:  # who looks again meets it; where no time is left for that, the gate is why
-            stale, why = None, f"{why}; {error}"
-        return stale, Unavailable("epoch", detail=f"{closed}: {why}")
+        given = await self._behind_gates.records({key: here}, end=end)
+        why = f"{closed}: {given.why[key]}" if key in given.why else closed
+        return given.records.get(key), Unavailable("epoch", detail=why)
 
-    async def _remembered(self, shard: int, seconds: float) -> Watermark:
-        """Return how far Redis remembers that a shard is flushed whose gate is closed."""
-        meta = self._keys.meta(shard)
-        try:
-            ((_, _, head),) = await self._redis.read_script("heads", [meta], [self._settings.fence], seconds=seconds)
-        except ResponseError as error:
-            raise refusal(error, meta) from error
-        return remembered(head)
+    async def behind_gates(self, keys: Sequence[str], *, end: float) -> dict[str, Record]:
+        """Return what may be given of states whose gates were found closed, and were left their moment to open.
 
-    async def _unproven(self, key: str, end: float) -> Record | None:
-        """Return the state that Redis holds behind a closed gate; None where it has none, or less than was seen."""
-        redis_key = self._keys.state(key)
-        (reply,) = await self._redis.read([("HMGET", redis_key, *FIELDS)], seconds=max(end - monotonic(), 0.001))
-        if isinstance(reply, Exception):
-            raise refusal(reply, redis_key) from reply
-        record = record_of(redis_key, key, reply)
-        seen = record is not None and self._near.seen(key, (record.epoch, record.version))
-        return self._redis.clock.lived(record) if record is not None and record.exists and seen else None
+        What may not be, and what is behind a gate that is open by now, is left out: it is to be read by itself.
+        """
+        try:
+            here = await self._behind_gates.places(keys, seconds=max(end - monotonic(), 0.001))
+        except RedisUnavailable:
+            return {}
+        return (await self._behind_gates.records(here, end=end)).records
 
     async def local(self, key: str, *, end: float, least: int = 0, max_stale: float | None = None) -> Record:
         """Return the record by way of the tracked connection, so that it is here the next time; else the primary's."""
