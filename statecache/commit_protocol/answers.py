@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 class Committed(msgspec.Struct, frozen=True):
     """The answer of an applied commit: its position, the server's time, each written state's version and parent.
 
-    `made` is what modifiers have made, by the place of their write among those that change a state.
+    `made` is what modifiers have made, by the place of their write among those that change a state. `repeated` says
+    that Redis was found to hold it before it was sent, which does not tell whether Postgres does.
     """
 
     change_id: str
@@ -43,6 +44,7 @@ class Committed(msgspec.Struct, frozen=True):
     versions: tuple[int, ...]
     parents: tuple[str, ...]
     made: Mapping[int, Made] = {}
+    repeated: bool = False
 
 
 class Found(NamedTuple):
@@ -80,8 +82,11 @@ def too_few_replicas(connected: int, wanted: int) -> str:
 def committed_of(commit: Commit, reply: Sequence[Any]) -> Committed:
     """Read the answer of a commit that was applied."""
     position, change_id = Position.parse(reply[2]) or Position(0, 0), commit.change_id
+    repeated = reply[1] != b"OK"
     if len(reply) == 6:  # most commits are of one state
-        return Committed(change_id, position, reply[3].decode(), (int(reply[4]),), (reply[5].decode(),))
+        return Committed(
+            change_id, position, reply[3].decode(), (int(reply[4]),), (reply[5].decode(),), repeated=repeated
+        )
     written = commit.written()
     end = 4 + 2 * len(written)
     modifiers = [at for at, write in enumerate(written) if write.modifier is not None]
@@ -91,6 +96,7 @@ def committed_of(commit: Commit, reply: Sequence[Any]) -> Committed:
         tuple(map(bytes.decode, reply[5:end:2])),
         {at: Made(value, encoding.decode(), schema.decode())
          for at, (encoding, schema, value) in zip(modifiers, made, strict=True)},
+        repeated,
     )  # fmt: skip
 
 

@@ -85,7 +85,8 @@ LASTING = {"conflict", "limit of the commit", "limit of a value", "reused"}
 @pytest.mark.parametrize("verdict", ["OK", "DUP", "MUTE"])
 def test_an_applied_commit_is_read(verdict: str) -> None:
     step = next_step(_commit(last_error=LOST), _reply(verdict, *OK), now=NOW)
-    assert step == Applied(Committed("c", Position(7, 9), "2026-01-01T00:00:00.000000Z", (4,), ("p",)))
+    committed = Committed("c", Position(7, 9), "2026-01-01T00:00:00.000000Z", (4,), ("p",), repeated=verdict != "OK")
+    assert step == Applied(committed)
 
 
 @pytest.mark.parametrize(

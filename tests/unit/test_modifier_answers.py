@@ -40,7 +40,8 @@ def test_an_answer_brings_what_was_made(verdict: bytes) -> None:
     reply = [b"n", verdict, b"7-9", AT, b"4", b"p", b"json until 5", b"s", b"12"]
     step = next_step(_counted(), reply, now=NOW)
     made = {0: Made(b"12", "json until 5", "s")}
-    assert step == Applied(Committed("c", Position(7, 9), AT.decode(), (4,), ("p",), made))
+    committed = Committed("c", Position(7, 9), AT.decode(), (4,), ("p",), made, repeated=verdict != b"OK")
+    assert step == Applied(committed)
 
 
 def test_of_several_writes_those_with_a_modifier_have_a_value() -> None:

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from statecache.core.redis.tier import RedisTier
     from statecache.core.redis.tracking import TrackedConnection
     from statecache.keys import KeySpace
-    from statecache.model import Position, Write
+    from statecache.model import Write
     from statecache.near import Near
     from statecache.rules.leases import Locks
     from statecache.settings import Settings
@@ -239,7 +239,7 @@ class Committer:
         if commit.durability != "postgres":
             return committed
         keys = tuple(write.key for write in commit.written())
-        while not await self._is_durable(commit, committed.position, keys):
+        while not await self._is_durable(commit, committed, keys):
             commit.repeat, lost = True, committed.position
             self._in_flight.withdraw(commit.shard, lost)
             committed = await self._apply(commit)
@@ -247,10 +247,14 @@ class Committer:
                 raise OutcomeUnknown(commit.change_id, keys=keys, reason=_ELSEWHERE)
         return committed
 
-    async def _is_durable(self, commit: Commit, position: Position, keys: tuple[str, ...]) -> bool:
-        """Wait for Postgres, and return whether it holds the commit; raise OutcomeUnknown where waiting fails."""
+    async def _is_durable(self, commit: Commit, committed: Committed, keys: tuple[str, ...]) -> bool:
+        """Wait for Postgres, and return whether it holds the commit; raise OutcomeUnknown where waiting fails.
+
+        Of one that may have been applied long ago Postgres itself has to say so: it may have gone back since.
+        """
+        position, ask = committed.position, committed.repeated and commit.named
         try:
-            ended = await self._durable.wait(commit.shard, position, commit.change_id, keys, end=commit.end)
+            ended = await self._durable.wait(commit.shard, position, commit.change_id, keys, end=commit.end, ask=ask)
         except (Forked, Quarantined, OutcomeUnknown):
             raise
         except StateCacheError as error:

@@ -136,7 +136,10 @@ class Repeats:
             replies = await self._confirmed(commit, found)
             if not replies:
                 return None
-        committed = Committed(commit.change_id, found.position, found.at, found.versions, found.parents, found.made)
+        committed = Committed(
+            commit.change_id, found.position, found.at, found.versions, found.parents, found.made,
+            repeated=found.in_stream,
+        )  # fmt: skip
         return await self.acknowledge(commit, committed, replies)
 
     async def acknowledge(self, commit: Commit, committed: Committed, replies: Sequence[Any]) -> Committed:

@@ -187,7 +187,7 @@ class StepCall:
             )
         position = Position.parse(held.record.position) or Position(0, 0)
         durable = self._runtime.durable
-        ended = await durable.wait(self._shard, position, held.change_id, [self._record_key], end=end)
+        ended = await durable.wait(self._shard, position, held.change_id, [self._record_key], end=end, ask=True)
         return ended in (HELD, PART)  # what the result was applied to may be gone with what came later
 
     async def _wait(self, end: float) -> None:
