@@ -10,19 +10,35 @@ clock was ahead and has been put right, and what both tiers knew was put back, n
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from typing import Any
+
+from statecache._process import begins_anew_after_fork, mutex
+
 
 class NewestEpochs:
-    """The newest epochs of one client; tasks and threads may note them at once."""
+    """The newest epochs of one client; tasks and threads may note them at once, and every commit reads them.
+
+    Who reads takes no mutex. The highest is raised first: nobody meets an epoch that is above it.
+    """
 
     def __init__(self) -> None:
+        self._mutex = mutex()
         self._newest: dict[int, int] = {}
         self._highest: dict[int, int] = {}
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """Keep what was met, under another mutex."""
+        self._mutex = mutex
 
     def note(self, shard: int, epoch: int) -> None:
         """Note an epoch in which the shard was found open."""
         if epoch > self._newest.get(shard, 0):
-            self._newest[shard] = epoch
-        self._highest[shard] = max(epoch, self._highest.get(shard, 0))
+            with self._mutex:
+                if epoch > self._newest.get(shard, 0):  # another thread may have been quicker
+                    self._raise(shard, epoch)
+                    self._newest[shard] = epoch
 
     def of(self, shard: int) -> int:
         """Return the newest epoch of the shard that was met, or 0."""
@@ -34,5 +50,11 @@ class NewestEpochs:
 
     def prove(self, shard: int, epoch: int) -> None:
         """Note the epoch in which the shard is open by what Postgres says too, whatever was met before."""
-        self._newest[shard] = epoch
-        self.note(shard, epoch)
+        if epoch != self._newest.get(shard, 0):
+            with self._mutex:
+                self._raise(shard, epoch)
+                self._newest[shard] = epoch
+
+    def _raise(self, shard: int, epoch: int) -> None:
+        if epoch > self._highest.get(shard, 0):
+            self._highest[shard] = epoch
