@@ -145,7 +145,7 @@ class AsyncVerbs(
         self._runtime.support.check("postgres")
         await self._runtime.durable.watch(shard, end=end)
         durable, position = self._runtime.durable, state.position or NOWHERE
-        while ended := await durable.wait(shard, position, state.change_id, [state.key], end=end, ask=True):
+        while ended := await durable.wait(shard, position, state.change_id, [state.key], end=end, ask="always"):
             again = await durable.moved(shard, state.change_id, state.key, position, end=end)
             if again is None:
                 seconds = max(end - monotonic(), 0.001)

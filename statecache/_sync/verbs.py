@@ -148,7 +148,7 @@ class Verbs(
         self._runtime.support.check("postgres")
         run(self._runtime.durable.watch(shard, end=end))
         durable, position = self._runtime.durable, state.position or NOWHERE
-        while ended := run(durable.wait(shard, position, state.change_id, [state.key], end=end, ask=True)):
+        while ended := run(durable.wait(shard, position, state.change_id, [state.key], end=end, ask="always")):
             again = run(durable.moved(shard, state.change_id, state.key, position, end=end))
             if again is None:
                 seconds = max(end - monotonic(), 0.001)

@@ -84,9 +84,7 @@ class Runtime:
         self.in_flight = InFlight()
         self.local_queues = LocalQueues(self.in_flight, io)
         self.shared_queues = SharedQueues(self.keys, self.redis, self.near, new_token=new_change_id)
-        self.tracked = TrackedConnection(
-            settings, self.keys, self.redis, self.near, epochs=self.opener.epochs, owner=ref(self)
-        )
+        self.tracked = TrackedConnection(settings, self.keys, redis, self.near, self.opener.epochs, owner=ref(self))
         self.reader = Reader(
             settings, self.keys, self.redis, self.postgres,
             near=self.near, tracked=self.tracked, hydrator=self.hydrator, opener=self.opener,

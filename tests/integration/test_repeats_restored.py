@@ -69,6 +69,20 @@ async def test_a_repeat_asks_postgres_once_and_a_first_time_does_not(
         assert asked == ["lookup_change"]
 
 
+async def test_while_postgres_is_away_what_was_flushed_is_given(
+    make_client: MakeClient, settings: Settings, worker: Worker, bank: Bank
+) -> None:
+    """An agent that begins anew comes to where it was."""
+    one = make_client(settings)
+    async with flushing(worker):
+        state = await one.set(KEY, 2, change_id=CHANGE, durability="postgres")
+        receipt = await one.step(KEY, "charge", bank.charge, "order 7", type=Receipt)
+    client = make_client(settings.model_copy(update={"postgres_url": "postgresql://127.0.0.1:1/none"}))
+    assert await client.set(KEY, 2, change_id=CHANGE, durability="postgres", timeout=5) == state
+    assert await client.step(KEY, "charge", bank.charge, "order 7", type=Receipt, timeout=5) == receipt
+    assert len(bank.charged) == 1
+
+
 @pytest.mark.parametrize("who", ["its own", "another"])
 async def test_the_result_of_a_step_is_given_as_durable_by_postgres_itself(
     make_client: MakeClient, settings: Settings, worker: Worker, psql: Psql, bank: Bank, who: str

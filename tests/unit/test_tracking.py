@@ -78,7 +78,7 @@ def near() -> Near:
 def line(near: Near) -> Any:
     """A line that nothing is connected to, of which all shards are open."""
     tier: Any = SimpleNamespace(io=TASKS)
-    made: Any = TrackedConnection(Settings(), KeySpace(), tier, near, epochs=NewestEpochs(), owner=object)
+    made: Any = TrackedConnection(Settings(), KeySpace(), tier, near, NewestEpochs(), owner=object)
     made._open = {*range(64)}
     return made
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from statecache.commit_protocol.in_flight import InFlight
     from statecache.commit_protocol.unknown_outcomes import UnknownOutcomes
     from statecache.core.commit.durability_support import DurabilitySupport
-    from statecache.core.commit.durable import Durable
+    from statecache.core.commit.durable import Ask, Durable
     from statecache.core.commit.lost import Losses
     from statecache.core.epoch.opener import Opener
     from statecache.core.lock.policies import Policies
@@ -250,9 +250,10 @@ class Committer:
     async def _is_durable(self, commit: Commit, committed: Committed, keys: tuple[str, ...]) -> bool:
         """Wait for Postgres, and return whether it holds the commit; raise OutcomeUnknown where waiting fails.
 
-        Of one that may have been applied long ago Postgres itself has to say so: it may have gone back since.
+        Of one that may have been applied long ago Postgres itself has to say so, if it answers: it may have gone back.
         """
-        position, ask = committed.position, committed.repeated and commit.named
+        position = committed.position
+        ask: Ask = "unless it is away" if committed.repeated and commit.named else "if doubtful"
         try:
             ended = await self._durable.wait(commit.shard, position, commit.change_id, keys, end=commit.end, ask=ask)
         except (Forked, Quarantined, OutcomeUnknown):

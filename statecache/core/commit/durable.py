@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 from weakref import ref
 
 import msgspec
@@ -58,6 +58,8 @@ PART = -2
 NOWHERE = Position(0, 0)
 """Stands for a position that is not known, which no epoch has ended."""
 _BETWEEN = "it was applied at {}, its entry has left the stream, and Postgres has not come that far"
+Ask = Literal["if doubtful", "unless it is away", "always"]
+"""When Postgres itself has to say that it holds a change which the watermark has passed."""
 _LOOK_S = 1.0
 _DOUBT_S = 2.0
 """After how many seconds a waiter whose watermark does not move asks Postgres; then after twice as many each time."""
@@ -131,13 +133,15 @@ class Durable:
                 signal.set()
 
     async def wait(
-        self, shard: int, position: Position, change_id: str, keys: Sequence[str], *, end: float, ask: bool = False
-    ) -> int:
+        self, shard: int, position: Position, change_id: str, keys: Sequence[str], *, end: float,
+        ask: Ask = "if doubtful",
+    ) -> int:  # fmt: skip
         """Return HELD when Postgres holds the change, or the epoch that began without it: it may be applied again.
 
         PASSED and PART say that it is lost in its own lineage, where it was applied, and where it must not be again.
-        For a change that was committed just now the watermark is proof enough; with `ask`, Postgres itself has to say
-        so. Raises Forked or Quarantined, and OutcomeUnknown(change_id) past `end`, which does not mean that it failed.
+        For a change that was committed just now the watermark is proof enough; one from before Postgres itself has to
+        vouch for, which may have gone back since: `ask` says when. Raises Forked or Quarantined, and
+        OutcomeUnknown(change_id) past `end`, which does not mean that it failed.
         """
         signal = self._redis.io.signal()
         pause, doubted = _DOUBT_S, monotonic() + _DOUBT_S
@@ -159,7 +163,7 @@ class Durable:
                         await self._refuse_kept(shard, position, change_id, keys, end)
                         pause *= 2
                         doubted = monotonic() + pause
-                elif (passed := self._passed(shard, position)) is not True or ask:
+                elif (passed := self._passed(shard, position)) is not True or ask != "if doubtful":
                     await self._redis.io.sleep(min(left, 0.05))
                     if passed is False:  # woken by another epoch's mark than the one that stands now
                         await self._look(shard, min(max(end - monotonic(), 0.01), _LOOK_S))
@@ -180,20 +184,21 @@ class Durable:
         return None
 
     async def _settle(
-        self, shard: int, position: Position, change_id: str, keys: Sequence[str], end: float, ask: bool
+        self, shard: int, position: Position, change_id: str, keys: Sequence[str], end: float, ask: Ask
     ) -> int | None:
-        passed = self._passed(shard, position)
+        passed, seconds = self._passed(shard, position), max(end - monotonic(), 0.01)
         if passed is False:
             return None
-        if passed and not ask:
+        if passed and ask == "if doubtful":
             return HELD
+        enough = passed and ask == "unless it is away"
         try:
-            rows = await self._ask(shard, change_id, position, max(end - monotonic(), 0.01))
+            rows = await self._ask(shard, change_id, position, min(seconds, _LOOK_S) if enough else seconds)
         except PostgresUnavailable:
-            return None
+            return HELD if enough else None
         if _taken_in(rows, change_id, keys):
             return HELD
-        if ask and position in _branch(rows):
+        if ask != "if doubtful" and position in _branch(rows):
             raise Forked(keys[0], change_id)
         if any(row.found == "lost" and row.key in keys for row in rows):
             return PASSED

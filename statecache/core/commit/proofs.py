@@ -24,6 +24,7 @@ from statecache.model import BLIND, Position, Record, Write
 from statecache.rules.filters import Selection
 
 if TYPE_CHECKING:
+    from statecache.core.commit.durable import Ask
     from statecache.core.runtime import Runtime
     from statecache.core.view import View
 
@@ -60,7 +61,8 @@ async def stands(
     """
     runtime = view.runtime
     shard, place = runtime.keys.shard(key), position or NOWHERE
-    ended = await runtime.durable.wait(shard, place, change_id, [key], end=end, ask=ask)
+    when: Ask = "always" if ask else "if doubtful"
+    ended = await runtime.durable.wait(shard, place, change_id, [key], end=end, ask=when)
     if ended != HELD:
         raise Lost(key, change_id, position=position, epoch=max(ended, place.epoch))
 

@@ -68,7 +68,7 @@ class TrackedConnection:
     """One client's tracked connection, and with it the trust in what its near cache holds."""
 
     def __init__(
-        self, settings: Settings, keys: KeySpace, redis: RedisTier, near: Near, *, epochs: NewestEpochs,
+        self, settings: Settings, keys: KeySpace, redis: RedisTier, near: Near, epochs: NewestEpochs, *,
         owner: Callable[[], object],
     ) -> None:  # fmt: skip
         self._settings, self._keys, self._redis, self._near = settings, keys, redis, near

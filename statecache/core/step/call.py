@@ -187,7 +187,8 @@ class StepCall:
             )
         position = Position.parse(held.record.position) or Position(0, 0)
         durable = self._runtime.durable
-        ended = await durable.wait(self._shard, position, held.change_id, [self._record_key], end=end, ask=True)
+        keys = [self._record_key]
+        ended = await durable.wait(self._shard, position, held.change_id, keys, end=end, ask="unless it is away")
         return ended in (HELD, PART)  # what the result was applied to may be gone with what came later
 
     async def _wait(self, end: float) -> None:

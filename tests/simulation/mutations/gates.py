@@ -191,7 +191,7 @@ GATES = {
     "older copy": Mutant(
         "what an older copy of Postgres holds is loaded into Redis",
         "statecache/core/read/hydration.py",
-        "        return (self.epoch, self.flushed) >= (int(epoch), flushed)\n",
+        "        return Watermark(self.epoch, self.flushed).reaches(Watermark(int(epoch), flushed))\n",
         "        return True\n",
         by="scenarios older_copy",
     ),
