@@ -20,6 +20,8 @@ from tests.support.local_reads import until
 
 EVICTED = "runs/1/evicted"
 
+pytestmark = pytest.mark.counts_seconds
+
 
 async def _value(client: AsyncStateCache, key: str) -> Any:
     state = await client.get(key)
@@ -71,7 +73,7 @@ async def test_what_an_epoch_began_without_is_not_read_before_a_worker_has_looke
 
 
 async def test_what_was_retired_of_a_branch_that_is_set_aside_is_waited_for_by_nobody(
-    make_client: MakeClient, settings: Settings, redis_raw: Any, psql: psycopg.Connection[Any]
+    make_client: MakeClient, settings: Settings, worker: Worker, redis_raw: Any, psql: psycopg.Connection[Any]
 ) -> None:
     shard, client = Shard(settings, redis_raw, psql), make_client(settings)
     await client.set(KEY, "old")
@@ -79,6 +81,11 @@ async def test_what_was_retired_of_a_branch_that_is_set_aside_is_waited_for_by_n
     shard.move("a" * 40)
     await client.set(KEY, "new")
     assert int(redis_raw.hget(shard.meta, "retired")) < int(redis_raw.hget(shard.meta, "n"))
+    redis_raw.hset(shard.meta, "retired", 100)  # as an opener of an earlier release leaves it
+    await flush(worker)
+    assert await in_order(client, "runs/1", "key") == [(KEY, "new")]
+    assert await client.get(GONE) is None
+    assert (await client.create(WHOLE, 1)).version == 1
 
 
 async def test_an_old_primary_is_not_read_by_who_has_met_the_later_epoch(
@@ -117,6 +124,8 @@ async def test_an_old_primary_is_not_read_by_who_has_met_the_later_epoch(
     client._runtime.opener.epochs.note(shard.number, at[0] + 5)
     assert await in_order(client, "runs/1", "key") == [(KEY, "flushed"), (GONE, "of the old branch")]
     assert client._runtime.opener.epochs.of(shard.number) == at[0], "Postgres was asked, for there was no other way"
+    client._runtime.near.seen(KEY, (at[0] + 5, 9))
+    assert (await client.get(KEY, read="fenced")) == await client.get(KEY)
 
 
 async def test_namespaces_hide_none_behind_a_closed_gate_of_which_a_state_was_seen(

@@ -68,7 +68,9 @@ async def test_values_stay_until_the_age_has_passed_by_both_clocks(
 async def test_where_redis_cannot_be_asked_for_its_time_nothing_goes_by_age(
     settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By hand nothing goes at all then: of what goes by count it would not be said."""
     await conversation(cache, "runs/1", times=4)
+    await conversation(cache, "early/1", times=4)
     await flush(worker)
     aged(psql, "runs/1", lambda _: 400)
     before = await read(cache, psql)
@@ -79,9 +81,13 @@ async def test_where_redis_cannot_be_asked_for_its_time_nothing_goes_by_age(
     policy(psql, age=AGE)
     with monkeypatch.context() as patch:
         patch.setattr(RedisTier, "link", refused)
+        by_count = "INSERT INTO retention (name, history, max_count, changed_by) VALUES ('early', 'full', 1, 'test')"
+        psql.execute(by_count.encode())
         for dry_run in (True, False):
             with pytest.raises(RedisUnavailable, match="nobody listens there"):
                 await pruned(settings, dry_run=dry_run)
+        assert await read(cache, psql) == before
+        policy(psql, age=AGE)
         assert await _passed(settings) == 0
         assert [line["detail"] for line in log.of("prune_waits")] == [
             "Redis is unavailable (connect): nobody listens there."
@@ -129,7 +135,7 @@ async def test_the_time_of_redis_is_asked_for_anew_with_each_page(
     def promoted(clock: ServerClock) -> int:
         nonlocal asked
         asked += 1
-        return now_ms(clock) - (0 if asked == 1 else 3_600_000)
+        return now_ms(clock) - (0 if asked <= 2 else 3_600_000)  # the first time, before anything goes
 
     monkeypatch.setattr(ServerClock, "now_ms", promoted)
     assert (await pruned(settings)).values == 3

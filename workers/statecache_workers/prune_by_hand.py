@@ -47,8 +47,11 @@ async def prune(
     """Let values go of one namespace, or of all whose policy says so; return what went, with `dry_run` what would."""
     outcomes = []
     async with _opened(settings) as (database, redis_time):
-        for name, retention in await _policies(database):
-            if retention.bounded and namespace in (None, name):
+        policies = [(name, one) for name, one in await _policies(database) if namespace in (None, name)]
+        if any(retention.max_age is not None for _, retention in policies):
+            await redis_time.now()  # who cannot be told it is told so before anything goes
+        for name, retention in policies:
+            if retention.bounded:
                 pruner = Pruner(database, redis_time, seconds=settings.timeout_s)
                 done = await _through(database, pruner, name, retention, progress=progress, dry_run=dry_run)
                 outcomes.append(Outcome(

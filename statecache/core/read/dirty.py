@@ -84,8 +84,15 @@ class Dirty:
         self, shards: Sequence[int], *, seconds: float, watermarks: Mapping[int, Watermark] | None = None
     ) -> tuple[list[str], Look]:
         """Return the dirty keys of the shards, as `overlay` has them, and the look that they were had with."""
-        look = await self._read(shards, self._commands(shards, watermarks), seconds)
-        return [key for _, keys in self._names(shards, look, b"") for key in keys], look
+        end, backoff = monotonic() + seconds, Backoff(0.005, 0.1)
+        while True:
+            look = await self._read(shards, self._commands(shards, watermarks), max(end - monotonic(), 0.001))
+            try:
+                return [key for _, keys in self._names(shards, look, b"") for key in keys], look
+            except Unavailable:
+                if watermarks is not None or backoff.outlasts(end):
+                    raise
+            await self._redis.io.sleep(backoff.take())
 
     async def overlay(
         self, listed: Listed, shards: Sequence[int], seconds: float, watermarks: Mapping[int, Watermark] | None = None,

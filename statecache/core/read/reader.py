@@ -266,7 +266,7 @@ class Reader:
         """Return the record of the lineage that Postgres says is current; raise Unavailable where it cannot be had."""
         if self._settings.fence != "on":
             raise ConfigurationError("a fenced read needs the fence", hint="Set fence=on, or read the primary.")
-        backoff, unavailable = Backoff(0.005, 0.25), None
+        backoff, unavailable, again = Backoff(0.005, 0.25), None, False
         while True:
             found = await self._found(key, end, unavailable)
             if isinstance(found, Closed):
@@ -278,8 +278,13 @@ class Reader:
                 current = bool(rows) and tuple(rows[0][1:3]) == (epoch, found.replid)
                 if current:
                     self._opener.epochs.prove(self._keys.shard(key), epoch)
-                if current and self.is_believed(record, epoch) and record.version >= least:
+                believed = current and self.is_believed(record, epoch)
+                if current and again and not believed:  # what was seen is proven to be gone
+                    self._near.lowered(key, (record.epoch, record.version))
+                    believed = True
+                if believed and record.version >= least:
                     return record
+                again = current
                 detail = f"the Redis that answers, in epoch {epoch}, is not the current one"
                 unavailable = Unavailable("epoch", detail=detail)
                 if current:

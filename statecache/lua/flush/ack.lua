@@ -9,7 +9,8 @@
 -- one would invalidate near caches and abort transactions. A state is dirty for as long as its n is above the watermark.
 -- What is published says whose watermark it is: channels know no databases, and another deployment may have the prefix.
 
-local meta = redis.call('HMGET', KEYS[1], 'epoch', 'replid', 'n', 'flushed', 'excepted', 'cluster')
+local meta = redis.call('HMGET', KEYS[1], 'epoch', 'replid', 'n', 'flushed', 'excepted', 'cluster',
+  'retired')
 local flushed = tonumber(ARGV[3])
 if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] or flushed > tonumber(meta[3]) then return 0 end
 if flushed > tonumber(meta[4] or '0') then
@@ -19,6 +20,9 @@ end
 if tonumber(ARGV[6]) > tonumber(meta[5] or '0') then
   redis.call('HSET', KEYS[1], 'excepted', ARGV[6])
   meta[5] = ARGV[6]
+end
+if tonumber(meta[7] or '0') > tonumber(meta[3]) then -- of a branch that an opener of an earlier release has set aside
+  redis.call('HSET', KEYS[1], 'retired', meta[3])
 end
 for i = 3, #KEYS do
   if redis.pcall('HGET', KEYS[i], 'change_id') == ARGV[4 + i] then redis.call('UNLINK', KEYS[i]) end
