@@ -74,19 +74,24 @@ def judge_history(connection: psycopg.Connection[Any], schema: str) -> list[str]
         f"SELECT key, value, n FROM {schema}.state WHERE op = 'set' AND schema = %s".encode(), [CHECKPOINT_SCHEMA]
     ).fetchall()
     return [
-        *(wrong for chain in chains.values() for wrong in _walks(chain)),
+        *(wrong for chain in chains.values() for wrong in judge_walks(chain)),
         *_copies(chains, links),
         *judge_groups(chains),
         *_marks(chains, marks),
     ]
 
 
-def _walks(chain: Sequence[Change]) -> Iterator[str]:
-    """Compare a key's undos and redos with an editor's; where a part of the chain is lost, nobody knows."""
+def judge_walks(chain: Sequence[Change]) -> Iterator[str]:
+    """Compare a key's undos and redos with an editor's; where a part of the chain is lost, nobody knows.
+
+    Who finds nothing, for what was there has ended, goes past deletes: they would change nothing. A redo that does
+    counts as one all the same.
+    """
     shown: int | None = None
     undos: list[int] = []
     redos: list[int] = []
-    for row in chain:
+    deleted = {row.version for row in chain if row.op != "set"}
+    for before, row in zip((None, *chain), chain, strict=False):
         said = row.said
         if row.gap:
             return
@@ -97,12 +102,15 @@ def _walks(chain: Sequence[Change]) -> Iterator[str]:
             shown, redos = row.version, []
             continue
         taken, given = (undos, redos) if said.kind == "undo" else (redos, undos)
-        wanted = taken.pop() if taken else None
+        wanted, passed = taken.pop() if taken else None, 0
+        while wanted in deleted and wanted != said.version and _may_be_gone(before, row.at):
+            wanted, passed = taken.pop() if taken else None, passed + 1
         if wanted != said.version or shown is None:
             yield f"{row.key}: version {row.version} says {row.reason!r}, and an editor would go to {wanted}"
             return
         given.append(shown)
         shown = wanted
+        redos += [wanted] * passed if said.kind == "redo" else []
 
 
 def _copies(chains: Chains, links: Mapping[tuple[str, int], tuple[str, int]]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
-from tests.simulation.history_judge import Change, judge_groups
+from tests.simulation.history_judge import Change, judge_groups, judge_walks
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 ROLLBACK = "rollback to 1-10: why"
@@ -33,6 +33,28 @@ def _chains(*rows: tuple[int, str, object]) -> dict[str, list[Change]]:
 
 def _judged(*rows: tuple[int, str, object]) -> list[str]:
     return [*judge_groups(_chains(*rows))]
+
+
+def _walked(*rows: tuple[int, object, str]) -> list[str]:
+    """Return what is wrong with the undos and redos of a key, of rows (n, value, reason)."""
+    chain = _chains(*((n, "a", value) for n, value, _ in rows))["runs/1/a"]
+    return [*judge_walks([one._replace(reason=reason) for one, (*_, reason) in zip(chain, rows, strict=True)])]
+
+
+def test_undos_and_redos_lead_where_an_editor_goes() -> None:
+    edits = ((1, 1, ""), (2, 2, ""), (3, 3, ""))
+    assert _walked(*edits, (4, 2, "undo to 2"), (5, 1, "undo to 1"), (6, 2, "redo to 2"), (7, 3, "redo to 3")) == []
+    wrong = "runs/1/a: version 4 says 'undo to 1', and an editor would go to 2"
+    assert _walked(*edits, (4, 1, "undo to 1")) == [wrong]
+
+
+def test_who_finds_nothing_goes_past_a_delete() -> None:
+    edits = ((1, 1, ""), (2, None, ""), (3, (3, 0.1), ""))
+    assert _walked(*edits, (9, 1, "undo to 1"), (10, 3, "redo to 3")) == []
+    assert _walked(*edits, (8, None, "expired"), (9, 1, "undo to 1")) == []
+    lasting = ((1, 1, ""), (2, None, ""), (3, (3, 60), ""))
+    assert _walked(*lasting, (9, 1, "undo to 1")) != []
+    assert _walked(*lasting, (9, None, "undo to 2"), (10, 1, "undo to 1")) == []
 
 
 def test_a_group_that_is_what_it_was_went_back() -> None:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from statecache.backoff import Backoff
+from statecache.backoff import LATE_S, Backoff
 from statecache.clock import monotonic
 from statecache.core.parts import in_parts
 from statecache.core.read.hydration import BEHIND
 from statecache.core.read.listed import UNKNOWN, Listed, Overlay, Watermark, opened_by, remembered, watermarks_of
-from statecache.errors import ForeignData, Unavailable
+from statecache.errors import ForeignData, RedisUnavailable, Unavailable
 from statecache.lua import script
 from statecache.model import Record
 from statecache.records import FIELDS, absence, record_of, record_of_row
@@ -84,15 +84,9 @@ class Dirty:
         self, shards: Sequence[int], *, seconds: float, watermarks: Mapping[int, Watermark] | None = None
     ) -> tuple[list[str], Look]:
         """Return the dirty keys of the shards, as `overlay` has them, and the look that they were had with."""
-        end, backoff = monotonic() + seconds, Backoff(0.005, 0.1)
-        while True:
-            look = await self._read(shards, self._commands(shards, watermarks), max(end - monotonic(), 0.001))
-            try:
-                return [key for _, keys in self._names(shards, look, b"") for key in keys], look
-            except Unavailable:
-                if watermarks is not None or backoff.outlasts(end):
-                    raise
-            await self._redis.io.sleep(backoff.take())
+        commands = self._commands(shards, watermarks)
+        look, told = await self._told(shards, commands, b"", monotonic() + seconds, waits=watermarks is None)
+        return [key for _, keys in told for key in keys], look
 
     async def overlay(
         self, listed: Listed, shards: Sequence[int], seconds: float, watermarks: Mapping[int, Watermark] | None = None,
@@ -111,17 +105,11 @@ class Dirty:
         patient_until, gates = monotonic() + seconds / 4, self._reader.closed_gates
         commands, start = self._commands(shards, watermarks), listed.selection.prefix.encode()
         while True:
-            look = looked or await self._read(shards, commands, max(end - monotonic(), 0.001))
+            look, told = await self._told(shards, commands, start, end, looked, waits=watermarks is None)
             looked, opened = None, look.opened
             found, behind = list[str](), list[str]()
-            try:
-                for shard, keys in self._names(shards, look, start):
-                    (found if shard in opened else behind).extend(filter(listed.selection.means, keys))
-            except Unavailable:
-                if watermarks is not None or backoff.outlasts(end):
-                    raise
-                await self._redis.io.sleep(backoff.take())
-                continue
+            for shard, keys in told:
+                (found if shard in opened else behind).extend(filter(listed.selection.means, keys))
             closed, missed, less = set(shards) - opened.keys(), None, None
             for shard in shards:
                 (gates.met if shard in closed else gates.opened)(shard)
@@ -140,10 +128,10 @@ class Dirty:
                 first, up_to = _first(found, most, down=listed.down)
                 held, shut = await self.held(first, seconds, values=listed.reads_values)
                 if not shut:  # the gate of none of them has closed meanwhile
-                    told = opened if watermarks is None else {
+                    reached = opened if watermarks is None else {
                         shard: flushed.least(watermarks.get(shard, UNKNOWN)) for shard, flushed in opened.items()
                     }  # fmt: skip
-                    return Overlay(held, told, up_to, gone=len(held) < len(first))
+                    return Overlay(held, reached, up_to, gone=len(held) < len(first))
             await self._redis.io.sleep(backoff.take())
 
     async def held(self, keys: Sequence[str], seconds: float, *, values: bool) -> tuple[dict[str, Record], set[int]]:
@@ -164,6 +152,30 @@ class Dirty:
                 if record is not None:
                     held[key] = record
         return held, closed
+
+    async def _told(
+        self, shards: Sequence[int], commands: Sequence[Command], start: bytes, end: float,
+        looked: Look | None = None, *, waits: bool,
+    ) -> tuple[Look, list[tuple[int, list[str]]]]:  # fmt: skip
+        """Return a look, and for each shard its dirty keys that begin with `start`.
+
+        With `waits` a worker is left time to go through what an epoch began without. A look for which none was left
+        raises what the one before met.
+        """
+        backoff, met = Backoff(0.005, 0.1), None
+        while True:
+            try:
+                look = looked or await self._read(shards, commands, max(end - monotonic(), 0.001))
+                return look, [*self._names(shards, look, start)]
+            except RedisUnavailable as error:
+                if met is None or monotonic() + LATE_S < end:
+                    raise
+                raise met from error
+            except Unavailable as error:
+                if not waits or backoff.outlasts(end):
+                    raise
+                looked, met = None, error
+            await self._redis.io.sleep(backoff.take())
 
     def _commands(self, shards: Sequence[int], watermarks: Mapping[int, Watermark] | None) -> list[Command]:
         """Return what asks which keys are dirty: a few shards in each command, during which nobody else is served."""
