@@ -104,8 +104,9 @@ class Dirty:
         end, backoff = monotonic() + seconds, Backoff(0.005, 0.1)
         patient_until, gates = monotonic() + seconds / 4, self._reader.closed_gates
         commands, start = self._commands(shards, watermarks), listed.selection.prefix.encode()
+        less: Unavailable | None = None
         while True:
-            look, told = await self._told(shards, commands, start, end, looked, waits=watermarks is None)
+            look, told = await self._told(shards, commands, start, end, looked, less, waits=watermarks is None)
             looked, opened = None, look.opened
             found, behind = list[str](), list[str]()
             for shard, keys in told:
@@ -155,14 +156,14 @@ class Dirty:
 
     async def _told(
         self, shards: Sequence[int], commands: Sequence[Command], start: bytes, end: float,
-        looked: Look | None = None, *, waits: bool,
+        looked: Look | None = None, met: Unavailable | None = None, *, waits: bool,
     ) -> tuple[Look, list[tuple[int, list[str]]]]:  # fmt: skip
         """Return a look, and for each shard its dirty keys that begin with `start`.
 
         With `waits` a worker is left time to go through what an epoch began without. A look for which none was left
-        raises what the one before met.
+        raises what one before `met`.
         """
-        backoff, met = Backoff(0.005, 0.1), None
+        backoff = Backoff(0.005, 0.1)
         while True:
             try:
                 look = looked or await self._read(shards, commands, max(end - monotonic(), 0.001))
