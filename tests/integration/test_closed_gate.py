@@ -207,7 +207,7 @@ async def test_a_postgres_that_went_back_is_not_read_behind_a_closed_gate(
     psql.execute("UPDATE shard SET epoch = epoch + %s", [int(raised)])
     for key in (KEY, GONE, WHOLE):
         redis_raw.unlink(shard.keys.state(key))
-    client = make_client(settings.model_copy(update={"timeout_s": 2.0}))
+    client = make_client(settings.model_copy(update={"timeout_s": 1.0}))
     asked: list[Callable[[], Awaitable[Any]]] = [
         *(partial(client.get, key) for key in (KEY, GONE, WHOLE)), client.namespaces,
         *(partial(in_order, client, *one) for one in (("runs/1", "key"), ("runs/1", "newest"), ("", "key"))),
