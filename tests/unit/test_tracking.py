@@ -87,6 +87,17 @@ def test_a_state_has_as_many_fields_as_are_asked_for() -> None:
     assert len(STATE) == len(FIELDS)
 
 
+def test_two_threads_may_find_at_once_that_the_line_leads_to_an_old_primary(line: Any) -> None:
+    class Raced(dict[int, int]):
+        def get(self, shard: int, default: Any = None) -> Any:
+            return self.pop(shard, default)  # as another thread does between the look and what follows from it
+
+    line._open = Raced({7: 1})
+    line.met(7, 2)
+    assert line._is_behind
+    assert 7 not in line._open
+
+
 async def test_replies_belong_to_questions_in_their_order(line: Any, near: Near) -> None:
     first, _ = near.reserve(KEY, TaskSignal(), 0.0)
     other, _ = near.reserve("runs/2", TaskSignal(), 0.0)

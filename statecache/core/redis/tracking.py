@@ -166,7 +166,7 @@ class TrackedConnection:
     def met(self, shard: int, epoch: int) -> None:
         """Give the connection up where the shard is in a later epoch than on its server: that is an old primary."""
         if self._open.get(shard, epoch) < epoch:
-            del self._open[shard]
+            self._open.pop(shard, None)  # another thread may have met it too
             self._is_behind = True
             self._near.drop()
 
