@@ -13,10 +13,8 @@ from msgspec.structs import replace
 
 from statecache import AlreadyCurrent, AsyncStateCache, CodecError, NotFound, RedisUnavailable, Settings
 from statecache.clock import monotonic
-from statecache.commit_protocol.answers import Absent
 from statecache.core.commit.endings import delete_ended
 from statecache.keys import KeySpace
-from statecache.model import EXPIRED, Write
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Log, flush
 from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
@@ -219,26 +217,6 @@ async def test_no_lock_is_in_the_way_of_a_delete_that_nobody_sees(
         await lease.set("1", 2)
     await flush(worker)
     assert [one[:3] for one in _history(psql)] == [(1, "set", ""), (2, "delete", "expired"), (3, "set", "")]
-
-
-async def test_an_end_is_decided_by_the_servers_clock(
-    cache: AsyncStateCache, keys: KeySpace, redis_raw: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However wrong this machine's clock: here it is years ahead when the client is made, and then years behind."""
-    state = await cache.set(KEY, 1, ttl=HOUR)
-    clock = cache._runtime.redis.clock
-    seconds, micros = redis_raw.time()
-    assert abs(clock.now_ms() - seconds * 1000 - micros / 1000) < 1000
-    monkeypatch.setattr(clock, "_ahead_ms", clock._ahead_ms + 10 * 3_600_000)
-    assert await cache.get(KEY, read="primary") is None
-    write = Write(key=KEY, op="delete", expected=EXPIRED)
-    commit = cache._runtime.committer.new(
-        [write], keys.shard(KEY), durability="memory", actor="", reason="", end=cache._view.end_of(None)
-    )
-    with pytest.raises(Absent):  # a worker with such a clock deletes nothing
-        await cache._runtime.committer.commit(commit)
-    monkeypatch.undo()
-    assert await cache.get(KEY, read="primary") == state
 
 
 async def test_after_a_lost_answer_the_end_is_that_of_the_commit(

@@ -172,7 +172,7 @@ async def test_another_server_behind_the_same_address_is_noticed_by_the_heartbea
         drop()
 
     monkeypatch.setattr(line._near, "drop", dropped)
-    monkeypatch.setattr(line, "_heartbeat", lambda link, sent, reply: heard(link, sent, reply + b"1"))
+    monkeypatch.setattr(line, "_heartbeat", lambda link, sent, reply: heard(link, sent, reply.replace(b" ", b" 1", 1)))
     await until(lambda: drops)
     assert one.near.untrusted_reason == ""
     monkeypatch.setattr(line, "_heartbeat", lambda link, sent, reply: heard(link, sent, b"slave" + reply[6:]))

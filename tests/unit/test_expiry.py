@@ -21,7 +21,6 @@ from statecache import (
     UsageError,
     VersionConflict,
 )
-from statecache.clock import boottime
 from statecache.codec import codec_for
 from statecache.core.redis.server_clock import ServerClock
 from statecache.expiry import checked_ttl_ms, ending, expires_at, form_of, lasting, stored, until_of
@@ -103,24 +102,6 @@ def test_values_are_read_whatever_their_end() -> None:
 
 
 # Whose clock counts.
-
-
-def test_the_servers_clock_is_never_believed_to_be_ahead_of_what_it_is() -> None:
-    clock, ahead_ms = ServerClock(), 3_600_000.0
-    for late_s in (0.5, 0.0, 2.0, 0.001):  # how long the answers took
-        now = boottime()
-        clock.heard(now * 1000 + ahead_ms - late_s * 1000, now - late_s)
-        believed = clock.now_ms() - boottime() * 1000
-        assert believed <= ahead_ms + 1
-    assert believed >= ahead_ms - 50  # as told by the quickest one
-
-
-def test_a_clock_that_was_set_back_is_followed() -> None:
-    clock = ServerClock()
-    for ahead_ms in (3_600_000.0, -3_600_000.0, 5.0):
-        sent = boottime()
-        clock.heard(sent * 1000 + ahead_ms, sent)
-        assert abs(clock.now_ms() - boottime() * 1000 - ahead_ms) < 50
 
 
 def test_a_record_is_alive_until_its_end() -> None:

@@ -77,7 +77,7 @@ def near() -> Near:
 @pytest.fixture
 def line(near: Near) -> Any:
     """A line that nothing is connected to, of which all shards are open."""
-    tier: Any = SimpleNamespace(io=TASKS)
+    tier: Any = SimpleNamespace(io=TASKS, clock=ServerClock())
     made: Any = TrackedConnection(Settings(), KeySpace(), tier, near, NewestEpochs(), owner=object)
     made._open = {*range(64)}
     return made

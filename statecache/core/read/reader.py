@@ -192,6 +192,7 @@ class Reader:
             seconds = end - monotonic()
             if seconds <= 0:
                 raise Unavailable("timeout", detail=f"{key!r} could not be read in time")
+            sent = boottime()
             try:
                 ((verdict, *rest),) = await self._redis.read_script("fenced_read", asked, arguments, seconds=seconds)
             except ResponseError as error:
@@ -202,6 +203,7 @@ class Reader:
                 self.closed_gates.met(shard)
                 return Closed((int(rest[0] or 0), int(rest[1] or 0)))
             self.closed_gates.opened(shard)
+            self._redis.clock.heard(rest[3], sent)
             record = record_of(redis_key, key, rest[2])
             if record is None:
                 record = (await self._hydrator.load([key], end=end)).get(key)

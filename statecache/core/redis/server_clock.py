@@ -10,25 +10,37 @@ from statecache.clock import boottime, wall
 from statecache.expiry import PLAIN_MAX, until_of
 from statecache.model import Record
 
+_STEP_MS = 50.0
+
 
 class ServerClock:
     """The Redis server's clock as this process knows it: never ahead of it, and behind by one exchange at most.
 
     So who is not given a state any more can be sure that the server takes it for ended too. Before any server was heard
-    it is this machine's.
+    it is this machine's. It is told by every new connection, heartbeat and read of one state on the primary, for it
+    may be set: `steps` counts how often it was found to be off by so much that no moment given before counts any more.
     """
 
-    __slots__ = ("_ahead_ms", "_heard")
+    __slots__ = ("_ahead_ms", "_given_ms", "_heard", "steps")
 
     def __init__(self) -> None:
-        self._ahead_ms = wall().timestamp() * 1000 - boottime() * 1000
+        self._ahead_ms = self._given_ms = wall().timestamp() * 1000 - boottime() * 1000
         self._heard = False
+        self.steps = 0
 
-    def heard(self, now_ms: float, sent: float) -> None:
-        """Note the server's time in ms, told just now to a question that was sent at that moment of `boottime`."""
-        least, most = now_ms - boottime() * 1000, now_ms + 1 - sent * 1000
-        self._ahead_ms = min(max(self._ahead_ms, least), most) if self._heard else least
+    def heard(self, now_ms: bytes | str, sent: float) -> None:
+        """Note the server's time in ms, told just now to a question that was sent at that moment of `boottime`.
+
+        Nothing is noted where it is empty: this user may not ask for it.
+        """
+        if not now_ms:
+            return
+        least, most = int(now_ms) - boottime() * 1000, int(now_ms) + 1 - sent * 1000
+        self._ahead_ms = max(self._ahead_ms, least) if self._heard and self._ahead_ms <= most else least
         self._heard = True
+        if abs(self._ahead_ms - self._given_ms) > _STEP_MS:
+            self._given_ms = self._ahead_ms
+            self.steps += 1
 
     def now_ms(self) -> int:
         """Return the server's time as far as it is known, in ms since 1970."""

@@ -162,7 +162,7 @@ class RedisTier:
         self.lacks_rights = False
         if refused:
             raise await self.hindered(link, Rights(self._asked, refused), self._needed, seconds=seconds)
-        self.clock.heard(int(now_ms), booted)
+        self.clock.heard(now_ms, booted)
         link.ahead_ms, link.handshake_s = int(now_ms) - sent * 1000, monotonic() - sent
         self.cluster = cluster
         if not shards:

@@ -6,9 +6,9 @@ key. Nothing is written on it but that a state is absent. Replies and pushes com
 task takes them off; in the synchronous client that is a thread, or whoever waits for an answer just then.
 
     connect       everything known is dropped; then the connection is opened, with its handshake, tracked, and heard
-    heartbeat     every quarter of the trust window: role, replication id and replicas of the server, and which epoch
-                  its data set is in. Any other than before, and everything known is dropped; a server that is no
-                  primary is left, by the other connections too
+    heartbeat     every quarter of the trust window: role, replication id and replicas of the server, which epoch its
+                  data set is in, and what time it is there. Any other than before, or a clock that was set, and
+                  everything known is dropped; a server that is no primary is left, by the other connections too
     later epoch   a shard that was open here in an earlier one is met elsewhere: everything known is dropped
     closed gate   before a shard is first read on it, the server is asked, ahead of the read in the same exchange,
                   whether the shard is open; where it is not, the read is made on the primary
@@ -94,8 +94,7 @@ class TrackedConnection:
         self._stopped, self._up = self._redis.io.signal(), self._redis.io.signal()
         self._server, self._is_behind = b"", False
         self._open: dict[int, int] = {}  # shards whose gate is known to be open on that server, with the epoch
-        self._not_before = 0.0
-        self.untrusted_reason = ""
+        self._not_before, self.untrusted_reason = 0.0, ""
 
     @property
     def reading(self) -> bool:
@@ -300,11 +299,9 @@ class TrackedConnection:
         await self._send(lambda link: ([link.call(*call)], [now]), self._settings.near_window_s)
 
     def _pushed(self, message: Sequence[Any]) -> None:
-        if message[0] != b"invalidate":
-            return
-        if message[1] is None:
+        if message[0] == b"invalidate" and message[1] is None:
             self._near.drop()
-        else:
+        elif message[0] == b"invalidate":
             self._near.invalidate(self._keys.key_of(name) for name in message[1])
 
     def _answered(self, link: Link, reply: Any) -> None:
@@ -340,11 +337,14 @@ class TrackedConnection:
             return
         if isinstance(reply, Exception) or (self._settings.fence == "on" and not reply.startswith(b"master ")):
             raise RedisUnavailable("role", detail=f"the server is no primary: {reply!r}")
-        if reply != self._server:
+        text, _, now_ms = reply.rpartition(b" ")
+        self._redis.clock.heard(now_ms, sent)
+        server = b"%s %d" % (text, self._redis.clock.steps)
+        if server != self._server:
             if self._server:
                 self._near.drop()
                 self._open = {}
-            self._server = reply
+            self._server = server
         if not self._is_behind:
             self._near.answered(sent)
         self._up.set()

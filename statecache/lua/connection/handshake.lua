@@ -7,12 +7,12 @@
 -- cannot do. The role of a node of a Redis Cluster is 'cluster', and nothing follows.
 
 -- include permitted
+-- include server_time
 
 local pin = redis.pcall('HMGET', KEYS[1], 'shards', 'hash', 'prefix', 'schema', 'cluster')
 local answer = {}
 for i = 1, 5 do answer[i] = not pin.err and pin[i] or '' end
-local now = redis.pcall('TIME')
-answer[6] = now.err and '' or string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000))
+answer[6] = server_time()
 local check, fenced = redis.acl_check_cmd, ARGV[1] == 'on'
 local info = fenced and redis.pcall('INFO', 'replication')
 answer[7] = type(info) == 'string' and string.match(info, 'role:(%a+)') or ''
