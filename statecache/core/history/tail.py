@@ -2,7 +2,8 @@
 
 Postgres is asked first, and says up to where it holds the shard's changes. Behind that the stream is read, on the
 server that has the shard open in that epoch. n is contiguous, so whatever was flushed and left the stream in between
-shows as a gap, and a new epoch as another number: then all is read anew. What is looked at is bounded.
+shows as a gap, and a new epoch as another number: then all is read anew, as where a gate is closed, which is left a
+moment to open. What is looked at is bounded.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
+from statecache.clock import monotonic
 from statecache.entries import ForeignEntry, NewerFormat, change_set
 from statecache.redis_errors import refusal
 from statecache.rules.versions import Version, version_of_change
 
 if TYPE_CHECKING:
+    from statecache.core.read.closed_gates import ClosedGates
     from statecache.core.read.listed import Watermark
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
@@ -44,10 +47,11 @@ class Tail(NamedTuple):
 class Tails:
     """The reading of what is not flushed yet."""
 
-    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier) -> None:
+    def __init__(self, settings: Settings, keys: KeySpace, redis: RedisTier, closed_gates: ClosedGates) -> None:
         self._settings = settings
         self._keys = keys
         self._redis = redis
+        self._closed_gates = closed_gates
 
     async def behind(self, mark: Watermark, shard: int, group: str, *, seconds: float) -> Tail:
         """Return the changes of a group behind a watermark.
@@ -62,7 +66,11 @@ class Tails:
             asked = [self._settings.fence, last, _PAGE, group, _PAGE_BYTES]
             verdict, *rest = await self._run("tail", names, asked, seconds)
             if verdict == b"CLOSED":
-                return Tail(found, "the gate of its shard is closed")
+                self._closed_gates.met(shard)
+                return Tail(
+                    found, "the gate of its shard is closed", monotonic() < self._closed_gates.patient_until([shard])
+                )
+            self._closed_gates.opened(shard)
             epoch, newest, first, last, count, *entries = rest
             if int(epoch) != mark.epoch or int(newest) < mark.flushed:
                 return Tail(found, "its shard changed epoch meanwhile", anew=True)
