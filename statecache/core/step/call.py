@@ -131,14 +131,14 @@ class StepCall:
         while True:
             expected, held = await self._found(end)
             verdict = self._verdict(held)
-            if verdict is None:
+            if verdict == "claim" and await self._claimed(held, end):
+                continue
+            if verdict in (None, "claim"):
                 await self._wait(end)
-            elif verdict == "claim":
-                if not await self._claimed(held, end):
-                    await self._wait(end)
             elif held is not None and verdict == "give":
                 if await self._given(held, end):
                     return self._decoded(held)
+                await self._runtime.redis.io.sleep(self._backoff.take())
             elif held is not None and verdict == "apply":
                 return await self._end(held, bytes(held.step.result))
             else:
