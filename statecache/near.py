@@ -32,6 +32,7 @@ from typing import Any, Protocol
 
 from msgspec import inspect
 
+from statecache.expiry import until_of
 from statecache.model import NearStatistics, Record, State
 from statecache.record_classes import class_of
 
@@ -64,14 +65,14 @@ class Entry:
 
     `shape` is the state but for its value, once somebody has read it: that alone differs from reader to reader.
     `private` is the last codec of whose values every reader has one of its own, with what reads the bytes if nothing
-    else has to be looked at. `until` is the moment at which it ends.
+    else has to be looked at. `until` is when it ends, in ms by the server's clock; None where it lasts.
     """
 
     __slots__ = ("place", "private", "record", "shape", "shared", "size", "until", "used")
 
-    def __init__(self, record: Record, until: float = inf) -> None:
+    def __init__(self, record: Record) -> None:
         self.record = record
-        self.until = until
+        self.until = until_of(record.encoding)
         self.place = (record.epoch, record.version)
         self.size = bytes_of(record)
         self.used = False
@@ -102,15 +103,15 @@ class Reading:
 class Near:
     """The near cache of one client: the states that it has read lately.
 
-    `ends` gives the moment at which a state ends, by the encoding that it is stored in.
+    `server_ms` gives what time it is for the server at a moment, in ms since 1970: its clock may be set meanwhile.
     """
 
     def __init__(
         self, *, bytes_max: int, entries_max: int, window_s: float, mutex: AbstractContextManager[Any],
-        ends: Callable[[str], float],
+        server_ms: Callable[[float], float],
     ) -> None:  # fmt: skip
         self.keeps = bytes_max > 0 and entries_max > 0
-        self._ends = ends
+        self._server_ms = server_ms
         self._bytes_max = bytes_max
         self._entries_max = entries_max
         self._floors_max = max(entries_max, FLOORS_MIN)
@@ -141,7 +142,10 @@ class Near:
         """
         age_s = now - self._sent
         entry = self._entries.get(key)
-        if entry is None or age_s >= self._window_s or age_s >= stale_s or now >= entry.until:
+        if entry is None or age_s >= self._window_s or age_s >= stale_s:
+            self._misses += 1
+            return None
+        if entry.until is not None and entry.until <= self._server_ms(now):
             self._misses += 1
             return None
         self._hits += 1
@@ -172,7 +176,7 @@ class Near:
         reading.signal.set()
 
     def _put(self, record: Record) -> None:
-        entry = Entry(record, self._ends(record.encoding))
+        entry = Entry(record)
         if entry.size > self._bytes_max:
             return
         self._take(record.key)

@@ -78,7 +78,7 @@ class Runtime:
         self.hydrator = Hydrator(settings, self.keys, self.redis, self.postgres, self.opener, new_token=new_change_id)
         self.near = Near(
             bytes_max=settings.near_bytes_max, entries_max=settings.near_entries_max, window_s=settings.near_window_s,
-            mutex=mutex(), ends=self.redis.clock.moment_of,
+            mutex=mutex(), server_ms=self.redis.clock.server_ms,
         )  # fmt: skip
         begins_anew_after_fork(self.near)
         self.in_flight = InFlight()

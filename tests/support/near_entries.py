@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from math import inf
 
 from statecache.concurrency.waking import ThreadSignal
 from statecache.model import Record
@@ -28,7 +27,7 @@ def made(*, bytes_max: int = 1_000_000, entries_max: int = 100) -> Near:
         entries_max=entries_max,
         window_s=WINDOW_S,
         mutex=threading.Lock(),
-        ends=lambda encoding: inf if encoding == "json" else 0.5,
+        server_ms=lambda at: at * 1000,
     )
     near.answered(0.0)
     return near

@@ -71,7 +71,7 @@ class Link:
 @pytest.fixture
 def near() -> Near:
     """A near cache."""
-    return Near(bytes_max=10**6, entries_max=10, window_s=2.0, mutex=mutex(), ends=ServerClock().moment_of)
+    return Near(bytes_max=10**6, entries_max=10, window_s=2.0, mutex=mutex(), server_ms=ServerClock().server_ms)
 
 
 @pytest.fixture

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from math import inf
-
 from msgspec.structs import replace
 
 from statecache.clock import boottime, wall
 from statecache.expiry import PLAIN_MAX, until_of
 from statecache.model import Record
-
-_STEP_MS = 50.0
 
 
 class ServerClock:
@@ -18,43 +14,38 @@ class ServerClock:
 
     So who is not given a state any more can be sure that the server takes it for ended too. Before any server was heard
     it is this machine's. It is told by every new connection, heartbeat and read of one state on the primary, for it
-    may be set: `steps` counts how often it was found to be off by so much that no moment given before counts any more.
+    may be set.
     """
 
-    __slots__ = ("_ahead_ms", "_given_ms", "_heard", "steps")
+    __slots__ = ("_ahead_ms", "_heard")
 
     def __init__(self) -> None:
-        self._ahead_ms = self._given_ms = wall().timestamp() * 1000 - boottime() * 1000
+        self._ahead_ms = wall().timestamp() * 1000 - boottime() * 1000
         self._heard = False
-        self.steps = 0
 
     def heard(self, now_ms: bytes | str, sent: float) -> None:
         """Note the server's time in ms, told just now to a question that was sent at that moment of `boottime`.
 
         Nothing is noted where it is empty: this user may not ask for it.
         """
-        if not now_ms:
-            return
-        least, most = int(now_ms) - boottime() * 1000, int(now_ms) + 1 - sent * 1000
-        self._ahead_ms = max(self._ahead_ms, least) if self._heard and self._ahead_ms <= most else least
-        self._heard = True
-        if abs(self._ahead_ms - self._given_ms) > _STEP_MS:
-            self._given_ms = self._ahead_ms
-            self.steps += 1
+        if now_ms:
+            least, most = int(now_ms) - boottime() * 1000, int(now_ms) + 1 - sent * 1000
+            self._ahead_ms = max(self._ahead_ms, least) if self._heard and self._ahead_ms <= most else least
+            self._heard = True
+
+    def server_ms(self, at: float) -> float:
+        """Return the server's time at a moment of `boottime` as far as it is known, in ms since 1970."""
+        return at * 1000 + self._ahead_ms
 
     def now_ms(self) -> int:
         """Return the server's time as far as it is known, in ms since 1970."""
-        return int(boottime() * 1000 + self._ahead_ms)
-
-    def moment_of(self, encoding: str) -> float:
-        """Return the moment of `boottime` at which a stored value ends; `inf` where it lasts."""
-        until = until_of(encoding)
-        return inf if until is None else (until - self._ahead_ms) / 1000
+        return int(self.server_ms(boottime()))
 
     def lived(self, record: Record, at: float | None = None) -> Record:
         """Return the record, or, where its end has come, now or by a moment of `boottime`, as `expired`."""
         if len(record.encoding) <= PLAIN_MAX or record.op != "set":
             return record
-        if (boottime() if at is None else at) < self.moment_of(record.encoding):
+        until = until_of(record.encoding)
+        if until is None or self.server_ms(boottime() if at is None else at) < until:
             return record
         return replace(record, op="expired")

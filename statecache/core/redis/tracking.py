@@ -7,8 +7,8 @@ task takes them off; in the synchronous client that is a thread, or whoever wait
 
     connect       everything known is dropped; then the connection is opened, with its handshake, tracked, and heard
     heartbeat     every quarter of the trust window: role, replication id and replicas of the server, which epoch its
-                  data set is in, and what time it is there. Any other than before, or a clock that was set, and
-                  everything known is dropped; a server that is no primary is left, by the other connections too
+                  data set is in, and what time it is there. Any other server or epoch than before, and everything known
+                  is dropped; a server that is no primary is left, by the other connections too
     later epoch   a shard that was open here in an earlier one is met elsewhere: everything known is dropped
     closed gate   before a shard is first read on it, the server is asked, ahead of the read in the same exchange,
                   whether the shard is open; where it is not, the read is made on the primary
@@ -337,9 +337,8 @@ class TrackedConnection:
             return
         if isinstance(reply, Exception) or (self._settings.fence == "on" and not reply.startswith(b"master ")):
             raise RedisUnavailable("role", detail=f"the server is no primary: {reply!r}")
-        text, _, now_ms = reply.rpartition(b" ")
+        server, _, now_ms = reply.rpartition(b" ")
         self._redis.clock.heard(now_ms, sent)
-        server = b"%s %d" % (text, self._redis.clock.steps)
         if server != self._server:
             if self._server:
                 self._near.drop()
