@@ -43,13 +43,12 @@ class Clients:
         self._made: StateCache | None = None
         self._sync: Namespace[Any] | None = None
         self._loops: LoopClients | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._given = cache if isinstance(cache, AsyncStateCache) else None
+        self._made_in = running_loop()
         if isinstance(cache, StateCache):
             self._sync = cache.namespace(namespace, **policy)
         else:
             self._loops = LoopClients(cache, namespace, policy, of=of, run_sync=awaited)
-        if isinstance(cache, AsyncStateCache):
-            self._loop = running_loop()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -64,12 +63,13 @@ class Clients:
 
     def run(self, plan: Plan[T]) -> T:
         """Carry out a plan for a caller who waits."""
-        if self._loops is None or self._settings is not None:
+        if self._given is None:
             return run(self._sync_view(), plan)
-        loop = self._loop
+        loop = self._loop_of(self._given)
         if loop is None or not loop.is_running():
+            which = "that no event loop has used yet" if loop is None else "whose event loop does not run"
             raise UsageError(
-                f"this {self._of} stands on an AsyncStateCache whose event loop does not run",
+                f"this {self._of} stands on an AsyncStateCache {which}",
                 hint="Await its asynchronous methods, or give it a StateCache, or settings.",
             )
         if running_loop() is loop:
@@ -89,9 +89,12 @@ class Clients:
         """Carry out a plan for a caller who awaits it."""
         if self._loops is None:
             return await run_in_thread(self._sync_view(), plan)
-        if self._settings is None:
-            self._loop = self._loop or asyncio.get_running_loop()
         return await arun(self._loops.here().view, plan)
+
+    def _loop_of(self, given: AsyncStateCache) -> asyncio.AbstractEventLoop | None:
+        """Return the event loop that has used the client; before any has, the one in which this was made."""
+        used = given._runtime.place
+        return used if isinstance(used, asyncio.AbstractEventLoop) else self._made_in
 
     def stream(self, listing: Listing) -> Iterator[Any]:
         """Yield what a listing finds."""

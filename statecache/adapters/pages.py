@@ -128,7 +128,7 @@ def head_value(head: msgspec.Struct) -> dict[str, Any]:
     value: dict[str, Any] = msgspec.to_builtins(head)
     if logs := value.pop("logs"):
         value["pages"] = {"count": value["pages"], "logs": logs}
-    return value
+    return value if value["grown_as"] else {name: one for name, one in value.items() if name != "grown_as"}
 
 
 def log_of(known: Any, number: int) -> str:

@@ -127,6 +127,11 @@ class Pool(Generic[C]):
         if self._closed:
             raise closed()
 
+    @property
+    def place(self) -> object | None:
+        """The event loop that has used the pool; None where none has."""
+        return self._place
+
     def check_place(self) -> None:
         """Raise UsageError where another event loop has used the pool."""
         here = self._io.place()

@@ -126,6 +126,11 @@ class Runtime:
         )  # fmt: skip
         finalize(self, _let_go, self.tracked, self.events, redis.pool, self.postgres.pool).atexit = False
 
+    @property
+    def place(self) -> object | None:
+        """The event loop that has used the runtime; None where none has."""
+        return self.redis.pool.place or self.postgres.pool.place
+
     def check_place(self) -> None:
         """Raise UsageError where another event loop has used the runtime."""
         self.redis.pool.check_place()

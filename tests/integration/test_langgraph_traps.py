@@ -301,9 +301,30 @@ async def test_a_saver_on_an_asynchronous_client_says_how_its_loop_has_to_be_use
     assert values_of(found) == {"a": 1}
     with pytest.raises(UsageError, match="another event loop"):
         await asyncio.to_thread(lambda: asyncio.run(saver.aget_tuple(which)))
-    idle = await asyncio.to_thread(lambda: StateCacheSaver(AsyncStateCache(settings=settings)))
+    ended = await asyncio.to_thread(lambda: asyncio.run(_used(settings)))
     with pytest.raises(UsageError, match="event loop does not run"):
-        await asyncio.to_thread(idle.setup)
+        await asyncio.to_thread(ended.setup)
+
+
+async def _used(settings: Settings) -> StateCacheSaver:
+    async with AsyncStateCache(settings=settings) as cache:
+        saver = StateCacheSaver(cache)
+        await saver.asetup()
+    return saver
+
+
+async def test_threads_use_the_event_loop_of_the_client_wherever_the_saver_was_made(settings: Settings) -> None:
+    async def made(cache: AsyncStateCache) -> StateCacheSaver:
+        return StateCacheSaver(cache)
+
+    async with AsyncStateCache(settings=settings) as cache:
+        in_a_thread = await asyncio.to_thread(StateCacheSaver, cache)  # as where a module is imported
+        in_another_loop = await asyncio.to_thread(lambda: asyncio.run(made(cache)))
+        with pytest.raises(UsageError, match="no event loop has used yet"):
+            await asyncio.to_thread(in_a_thread.setup)
+        await cache.get("runs/42")
+        for saver in (in_a_thread, in_another_loop):
+            await asyncio.to_thread(saver.setup)
 
 
 def test_a_saver_on_settings_serves_one_event_loop_after_the_other_and_threads(settings: Settings) -> None:

@@ -14,6 +14,15 @@ import psycopg
 import pytest
 from llama_index.core.llms import ChatMessage
 from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.workflow import (
+    Context,
+    JsonPickleSerializer,
+    JsonSerializer,
+    StartEvent,
+    StopEvent,
+    Workflow,
+    step,
+)
 
 from statecache import (
     AsyncNamespace,
@@ -27,6 +36,7 @@ from statecache import (
 )
 from statecache.adapters.llama_index import StateCacheChatStore
 from statecache.adapters.openai_agents import StateCacheSession
+from statecache.settings import variable_of
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, flushing, rows
@@ -292,6 +302,32 @@ def test_a_store_is_pickled_with_the_settings_that_it_stands_on(settings: Settin
         told = store.to_json()
         assert settings.postgres_url not in told
         assert '"durability": "memory"' in told
+
+
+@pytest.mark.parametrize("serializer", [JsonSerializer(), JsonPickleSerializer()], ids=["json", "pickle"])
+async def test_a_context_of_a_workflow_that_holds_a_memory_comes_back(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, serializer: JsonSerializer
+) -> None:
+    for name in ("redis_url", "postgres_url", "prefix", "postgres_schema", "shards"):
+        monkeypatch.setenv(variable_of(name), str(getattr(settings, name)))
+    async with StateCacheChatStore(namespace="mine", durability="memory") as store:
+        memory = ChatMemoryBuffer.from_defaults(token_limit=10_000, chat_store=store, chat_store_key="42")
+        context: Context[Any] = Context(_Flow())
+        await context.store.set("memory", memory)
+        await context.store.set("other", 1)
+        await memory.aput(messages(1)[0])
+        again: Context[Any] = Context.from_dict(_Flow(), context.to_dict(serializer=serializer), serializer=serializer)
+        assert await again.store.get("other") == 1
+        found = await again.store.get("memory")
+        assert (found.chat_store.namespace, found.chat_store.durability) == ("mine", "memory")
+        assert await found.aget() == messages(1)
+        await found.chat_store.aclose()
+
+
+class _Flow(Workflow):
+    @step
+    async def only(self, event: StartEvent) -> StopEvent:
+        return StopEvent()
 
 
 def test_a_store_that_stands_on_a_client_says_why_it_is_not_pickled(sync_cache: StateCache) -> None:

@@ -25,7 +25,11 @@ from statecache.adapters.versions import require
 
 require("llama-index-core", (0, 14, 25), (0, 15), what="a store for LlamaIndex", extra="llama-index")
 
+from llama_index.core.storage.chat_store.loading import RECOGNIZED_CHAT_STORES  # noqa: E402
+
 from statecache.adapters.llama_index.chat_store import StateCacheChatStore  # noqa: E402
 from statecache.adapters.llama_index.kv_store import StateCacheKVStore  # noqa: E402
+
+RECOGNIZED_CHAT_STORES.setdefault(StateCacheChatStore.class_name(), StateCacheChatStore)  # type: ignore[arg-type]
 
 __all__ = ["StateCacheChatStore", "StateCacheKVStore"]
