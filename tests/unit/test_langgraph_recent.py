@@ -67,11 +67,11 @@ def test_pieces_go_that_were_used_least_recently_and_large_ones_never_come(monke
     monkeypatch.setattr(module, "PIECES_BYTES_MAX", 30)
     monkeypatch.setattr(module, "_PIECE_BYTES_MAX", 10)
     recent = Recent()
-    recent.add({PieceName(name, 1, "of"): name.encode() * 10 for name in "abc"})
-    asked = PieceName("a", 1, "of"), PieceName("b", 2, "of"), PieceName("c", 1, "other")
+    recent.add({PieceName(name, 1, "of", ""): name.encode() * 10 for name in "abc"})
+    asked = PieceName("a", 1, "of", ""), PieceName("b", 2, "of", ""), PieceName("c", 1, "other", "")
     assert recent.pieces(asked) == {asked[0]: b"a" * 10}
-    recent.add({PieceName("d", 1, "of"): b"d" * 10, PieceName("e", 1, "of"): b"e" * 11})
-    assert {one.name for one in recent.pieces(PieceName(name, 1, "of") for name in "abcde")} == {"a", "c", "d"}
+    recent.add({PieceName("d", 1, "of", ""): b"d" * 10, PieceName("e", 1, "of", ""): b"e" * 11})
+    assert {one.name for one in recent.pieces(PieceName(name, 1, "of", "") for name in "abcde")} == {"a", "c", "d"}
 
 
 def test_a_head_proves_nothing_once_something_else_has_written_it() -> None:

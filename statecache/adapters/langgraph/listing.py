@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from statecache import VersionNotFound
 from statecache.adapters.langgraph.documents import Document, holds_checkpoint, is_told, own
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
 from statecache.adapters.langgraph.own_states import is_own, name_of, own_among
@@ -59,19 +60,24 @@ class Query:
 
 
 def listed(query: Query, serde: Serde, recent: Recent) -> Listing:
-    """Yield the checkpoints that are meant."""
-    given, pages = 0, _Pages(query)
+    """Yield the checkpoints that are meant, but for those of which a policy has let go values."""
+    given, pages, left = 0, _Pages(query), list[Document]()
     while query.limit is None or given < query.limit:
-        documents = yield from pages.take()
-        if documents is None:
-            return
-        wanted = documents if query.limit is None else documents[: query.limit - given]
-        for at in range(0, len(wanted), _AT_ONCE):
-            some = wanted[at : at + _AT_ONCE]
-            pieces = yield from pieces_of(some, recent)
-            for document in some:
-                yield Found((yield from loaded(document, serde, recent, pieces)))
-                given += 1
+        if not left:
+            documents = yield from pages.take()
+            if documents is None:
+                return
+            left = documents
+        count = _AT_ONCE if query.limit is None else min(query.limit - given, _AT_ONCE)
+        some, left = left[:count], left[count:]
+        pieces = yield from pieces_of(some, recent)
+        for document in some:
+            try:
+                found = yield from loaded(document, serde, recent, pieces)
+            except VersionNotFound:
+                continue
+            yield Found(found)
+            given += 1
 
 
 class _Pages:

@@ -3,18 +3,23 @@
 A piece is known by the version of its channel's state: what this process has put or read of that version is not asked
 for again, the newest one is in Redis, and an older one comes from the history. Of several checkpoints that are read
 together, what they need of one channel's history is read at once.
+
+Retention lets old versions go, and an export takes only the newest ones along. So what the latest checkpoint names is
+always the newest: whoever has the head name a checkpoint whose values were written over since puts them again. Their
+versions are others then, as after a `rollback`, or an import elsewhere: by its digest a piece is known all the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from statecache import CodecError, HistoryDamaged, HistoryIncomplete, VersionNotFound
+from statecache import CodecError, HistoryDamaged, HistoryIncomplete, Set, VersionNotFound
 from statecache.adapters.langgraph.documents import Document, place_of
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.recent import PieceName
-from statecache.adapters.langgraph.values import Form, Packed, joined, packed_of, piece_of
+from statecache.adapters.langgraph.values import Form, Packed, digest_of, joined, packed_of, piece_of
 from statecache.adapters.plans import Plan, call
 
 if TYPE_CHECKING:
@@ -72,10 +77,14 @@ def _large(document: Document, forms: Mapping[str, Form]) -> Iterator[_Large]:
         place = place or place_of(document)
         other = Place(form["thread_id"], place.checkpoint_ns) if "thread_id" in form else None
         yield _Large(channel, form, {
-            PieceName((other or place).channel(channel, at), version, form["of"]):
+            PieceName((other or place).channel(channel, at), version, form["of"], digest):
                 place.channel(channel, at) if other else ""
-            for at, version in enumerate(form["versions"])
+            for at, (version, digest) in enumerate(zip(form["versions"], _digests(form), strict=True))
         })  # fmt: skip
+
+
+def _digests(form: Form) -> list[str]:
+    return form.get("digests") or [""] * len(form["versions"])
 
 
 def _without(wanted: Iterable[PieceName], pieces: Mapping[PieceName, bytes]) -> list[PieceName]:
@@ -133,21 +142,47 @@ def _each(wanted: Collection[PieceName], copies: Mapping[PieceName, str]) -> Pla
     """
     pieces = Pieces()
     for one in wanted:
-        version = one.version
-        try:
-            state = yield from call("get_at", one.name, version=version)
-        except VersionNotFound:
-            if not copies[one]:
-                raise
-            state = yield from call("get_at", copies[one], version=1)
-            version = 1
-        if not _is(state, one._replace(version=version)):
-            why = f"it was not put with checkpoint {one.of!r}"
-            raise VersionNotFound(one.name, wanted=f"version {version}", reason=why)
+        state = yield from _older(one, copies[one])
         pieces[one] = piece_of(state.value)
     return pieces
 
 
+def _older(one: PieceName, copy: str) -> Plan[State[Any]]:
+    """Return the state of a piece from the history; `copy` is the name of its copy, or empty."""
+    try:
+        state = yield from call("get_at", one.name, version=one.version)
+    except VersionNotFound:
+        if not copy:
+            raise
+        state = yield from call("get", copy, read="primary")
+        if not _is(state, one):
+            state = yield from call("get_at", copy, version=1)
+    if not _is(state, one):
+        why = f"it was not put with checkpoint {one.of!r}"
+        raise VersionNotFound(one.name, wanted=f"version {one.version}", reason=why)
+    return state  # type: ignore[no-any-return]
+
+
 def _is(state: State[Any] | None, one: PieceName) -> bool:
-    """Return whether a channel's state is the one that a checkpoint names."""
-    return state is not None and state.version == one.version and state.value["checkpoint_id"] == one.of
+    """Return whether a channel's state is the one that a checkpoint names, or holds the same."""
+    if state is None or state.value["checkpoint_id"] != one.of:
+        return False
+    return state.version == one.version or digest_of(piece_of(state.value)) == one.digest
+
+
+def put_again(document: Document) -> Plan[list[Set]]:
+    """Return what writes those large values of a checkpoint once more that are not the newest of their channels.
+
+    What the history does not hold any more is left out.
+    """
+    sets = list[Set]()
+    for large in _large(document, document["channel_values"]):
+        for one, copy in large.pieces.items():
+            name = copy or one.name
+            newest = yield from call("get", name, default=dict, read="primary")
+            if newest.value and _is(newest, one):
+                continue
+            with suppress(VersionNotFound):
+                state = yield from _older(one, copy)
+                sets.append(Set(name, state.value, expected=newest))
+    return sets

@@ -4,10 +4,15 @@ Nothing is written blindly. A channel's state is written over the one that was r
 the checkpoint can name it. The head is written over the one that was read, with the later of two ids. What was read may
 be old, or remembered from the last put of this process: then the commit conflicts, and the second attempt reads the
 primary. Where the head proves that there never was a state of the checkpoint, Postgres is not asked whether there is.
+
+What the latest checkpoint names of large values is the newest of their channels. One that follows the latest names what
+it has not changed as that does; one that follows another brings the value anew; and after one that is not the latest
+the values of that which is are put again.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -22,8 +27,9 @@ from statecache.adapters.langgraph.documents import (
     next_head,
     own,
 )
+from statecache.adapters.langgraph.pieces import put_again
 from statecache.adapters.langgraph.recent import Latest, PieceName, Recent
-from statecache.adapters.langgraph.values import Form, Packed, Serde
+from statecache.adapters.langgraph.values import Form, Packed, Serde, digest_of
 from statecache.adapters.plans import Plan, call
 
 if TYPE_CHECKING:
@@ -85,7 +91,9 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
         found: dict[str, State[Any] | None] = {} if attempt else _remembered(draft, recent)
         found |= yield from _read([one for one in names if one not in found], read)
         known, head = found.get(name), found[place.head]
-        forms, packed = _forms(draft, found.get(parent), _there(draft, known, found) if too_large else {})
+        follows = head is None or own(head)["checkpoint_id"] == draft.parent_id
+        there = _there(draft, known, found) if too_large else {}
+        forms, packed = _forms(draft, found.get(parent), known, there, follows=follows)
         found |= yield from _read([one for one in _names(place, packed) if one not in found], read)
         sets, versions = yield from _channels(draft, packed, forms, found, read)
         document = draft.document | {"channel_values": forms} | _writes(draft, known)
@@ -103,7 +111,9 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
                 raise
         else:
             if [state.version for state in made[: len(versions)]] == versions:
-                _remember(draft, packed, made, recent)
+                _remember(draft, packed, made, forms, recent)
+                if packed and made[-1].value["checkpoint_id"] != draft.checkpoint_id:
+                    yield from _latest_again(place)
                 return
             # else a channel was created and deleted in between: now it is there, and its version is known
 
@@ -153,14 +163,32 @@ def _remembered(draft: Draft, recent: Recent) -> dict[str, State[Any] | None]:
     return {draft.place.head: latest.head, **parent, **latest.channels}
 
 
-def _remember(draft: Draft, packed: Mapping[str, Packed], made: Sequence[State[Any]], recent: Recent) -> None:
+def _latest_again(place: Place) -> Plan[None]:
+    """Put the large values of the latest checkpoint again, where they were written over."""
+    for _ in range(ATTEMPTS_MAX):
+        head = yield from call("get", place.head, read="primary")
+        latest_id = "" if head is None else own(head)["checkpoint_id"]
+        state = (yield from call("get", place.checkpoint(latest_id), read="primary")) if latest_id else None
+        if state is None or not holds_checkpoint(state.value):
+            return
+        sets = yield from put_again(own(state))
+        if not sets:
+            return
+        with suppress(VersionConflict):
+            yield from call("commit", sets)
+
+
+def _remember(
+    draft: Draft, packed: Mapping[str, Packed], made: Sequence[State[Any]], forms: Mapping[str, Form], recent: Recent
+) -> None:
     """Keep what was committed, in the order of the commit: pieces of large values, the checkpoint, the head."""
     *channels, checkpoint, head = made
     data = [piece for one in packed.values() for piece in one.pieces_of_bytes()]
     names = _names(draft.place, packed)
+    digests = [digest for channel in packed for digest in forms[channel]["digests"]]
     recent.add({
-        PieceName(name, state.version, draft.checkpoint_id): piece
-        for name, state, piece in zip(names, channels, data, strict=True)
+        PieceName(name, state.version, draft.checkpoint_id, digest): piece
+        for name, state, digest, piece in zip(names, channels, digests, data, strict=True)
     })  # fmt: skip
     if head.value["checkpoint_id"] != draft.checkpoint_id:
         return recent.forget(draft.place)
@@ -191,18 +219,20 @@ def _there(draft: Draft, known: State[Any] | None, found: Mapping[str, State[Any
 
 
 def _forms(
-    draft: Draft, parent: State[Any] | None, there: Mapping[str, Form]
+    draft: Draft, parent: State[Any] | None, known: State[Any] | None, there: Mapping[str, Form], *, follows: bool
 ) -> tuple[dict[str, Form], dict[str, Packed]]:
     """Return the forms of what stands in the checkpoint's own state, or already in a channel's, and what is large.
 
-    `there` are forms of what was put before.
+    `known` is the checkpoint as it was put before, `there` are forms of that, and `follows` says whether the parent is
+    the latest checkpoint: what another one names may not be the newest of its channel.
     """
     forms = dict(there)
     packed = {channel: one for channel, one in draft.changed.items() if channel not in forms}
-    before = _stored(draft, parent)
+    before, again = _stored(draft, parent), _stored(draft, known)
     for channel, pack in draft.kept.items():
-        if channel in before:
-            forms[channel] = before[channel]
+        form = again.get(channel) or before.get(channel)
+        if form is not None and (follows or channel in again or "versions" not in form or pack is None):
+            forms[channel] = form
         elif pack is not None:
             packed[channel] = pack()
     by_size = sorted(packed, key=lambda channel: len(packed[channel].data), reverse=True)
@@ -234,7 +264,7 @@ def _channels(
     """Return what is to be set of channels with states of their own, and which versions this makes; add forms."""
     sets, versions = list[Any](), list[int]()
     for channel, one in packed.items():
-        first = len(versions)
+        first, digests = len(versions), [*map(digest_of, one.pieces_of_bytes())]
         for at, piece in enumerate(one.pieces()):
             name = draft.place.channel(channel, at)
             before = found[name]
@@ -243,7 +273,7 @@ def _channels(
             document = channel_document(channel, draft.versions.get(channel, ""), draft.checkpoint_id, piece)
             sets.append(Set(name, document, expected=before))
             versions.append(before.version + 1)
-        forms[channel] = {"type": one.type, "versions": versions[first:], "of": draft.checkpoint_id}
+        forms[channel] = {"type": one.type, "versions": versions[first:], "digests": digests, "of": draft.checkpoint_id}
     return sets, versions
 
 

@@ -31,11 +31,12 @@ _PIECE_BYTES_MAX = PIECES_BYTES_MAX // 8
 
 
 class PieceName(NamedTuple):
-    """A channel's state, its version, and the id of the checkpoint that it was put with."""
+    """A channel's state, its version, the id of the checkpoint that it was put with, and the digest of its bytes."""
 
     name: str
     version: int
     of: str
+    digest: str
 
 
 class Latest(NamedTuple):

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from statecache import Delete, NotFound, Set, State, VersionConflict
+from statecache import Delete, NotFound, Set, State, VersionConflict, VersionNotFound
 from statecache.adapters.items import same
 from statecache.adapters.langgraph.documents import Document, holds_checkpoint, next_head, own, place_of, told
 from statecache.adapters.langgraph.listing import checkpoints_among, segment_of
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
 from statecache.adapters.langgraph.own_states import name_of, own_states
-from statecache.adapters.langgraph.pieces import packed_values
+from statecache.adapters.langgraph.pieces import packed_values, put_again
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, Draft, commit
 from statecache.adapters.langgraph.reading import document_of, latest, writes_of
 from statecache.adapters.langgraph.recent import Recent
@@ -93,7 +93,9 @@ def drop(place: Place, doomed: set[str]) -> Plan[None]:
                 steps += [Delete(name_of(state.key), expected=state) for state in channels]
                 steps = [Delete(place.head, expected=head), *steps]
             else:
-                steps = [Set(place.head, next_head(place, head, newest, newest), expected=head), *steps]
+                moved = Set(place.head, next_head(place, head, newest, newest), expected=head)
+                document = yield from document_of(place, newest)
+                steps = [moved, *((yield from put_again(document)) if document else ()), *steps]
         try:
             yield from _in_commits(steps)
         except _MOVED:
@@ -161,14 +163,18 @@ def _cut(place: Place, document: Document) -> Plan[None]:
 
 
 def copy_thread(source: str, target_id: str, recent: Recent) -> Plan[None]:
-    """Copy all checkpoints of a thread, the oldest first, with their values and pending writes."""
+    """Copy all checkpoints of a thread, the oldest first, with their values and pending writes.
+
+    One of which a policy has let go values is left out, as by a listing.
+    """
     if source == Place(target_id).thread:
         return
     names = checkpoints_among(name_of(one.key) for one in (yield from call("list", f"{source}/cp/", values=False)))
     for name in sorted(names, key=lambda name: segment_of(name).encode(), reverse=True):
         state = yield from call("get", name, read="primary")
         if state is not None and holds_checkpoint(state.value):
-            yield from _copy(own(state), target_id, recent)
+            with suppress(VersionNotFound):
+                yield from _copy(own(state), target_id, recent)
     yield from _proven(Place(target_id))
 
 

@@ -4,7 +4,8 @@
     {"type": "msgpack", "data": "gaRuYW1l…"}          what the serializer made of anything else, in base64
     {"type": "msgpack", "versions": [7], "of": ID}    a large value: it stands in the channel's own state, at that
                                                       version, and was put with the checkpoint of that id; with a
-                                                      `thread_id`, in that of the thread from which it was branched
+                                                      `thread_id`, in that of the thread from which it was branched;
+                                                      with `digests`, by which another version is known to be the same
 
 Plain data is what comes back from JSON as exactly the same. With a serializer other than LangGraph's own, as one that
 encrypts, nothing is plain: every value goes through it.
@@ -13,6 +14,7 @@ encrypts, nothing is plain: every value goes through it.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
+from hashlib import blake2b
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -121,6 +123,11 @@ def packed_of(form: Form) -> Packed:
 def piece_of(form: Form) -> bytes:
     """Return the bytes that the state of a channel, or of a piece of it, holds."""
     return packed_of(form).data if "value" in form else b64decode(form["data"])
+
+
+def digest_of(piece: bytes) -> str:
+    """Return by what the bytes of a piece are known, whichever version of a state holds them."""
+    return blake2b(piece, digest_size=12).hexdigest()
 
 
 def joined(form: Form, pieces: Iterable[bytes]) -> Packed:

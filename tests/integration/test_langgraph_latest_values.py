@@ -1,0 +1,186 @@
+"""The large values of a thread's latest checkpoint are the newest of their channels, so no policy lets them go."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from langchain_core.runnables import RunnableConfig
+
+from statecache import AsyncStateCache, Settings, VersionNotFound
+from statecache.adapters.langgraph import StateCacheSaver
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import flush, flushing
+from tests.fixtures.servers import MakeSettings
+from tests.support.histories import Psql, pruned
+from tests.support.langgraph_stories import METADATA, checkpoint, config, got, ids, put
+
+RUN: dict[str, Any] = {**METADATA, "run_id": "second"}
+
+
+def large(number: int) -> str:
+    """Return a value that gets a state of its own."""
+    return f"{number} " * 4000
+
+
+async def after(
+    saver: StateCacheSaver,
+    parent: RunnableConfig,
+    log: int,
+    number: int,
+    *,
+    version: int,
+    changed: bool = False,
+    **more: Any,
+) -> RunnableConfig:
+    """Put a checkpoint that changes a small channel, and the large one where it has changed."""
+    one = checkpoint({"log": large(log), "n": number}, **more)
+    one["channel_versions"] = {"log": version if changed else log, "n": version}
+    return await saver.aput(parent, one, METADATA, {"log": version, "n": version} if changed else {"n": version})
+
+
+@pytest.fixture
+async def fresh(settings: Settings) -> AsyncIterator[Callable[..., AsyncStateCache]]:
+    """Clients that know nothing of what was put."""
+    async with AsyncExitStack() as stack:
+
+        def made(of: Settings = settings) -> AsyncStateCache:
+            client = AsyncStateCache(settings=of)
+            stack.push_async_callback(client.close)
+            return client
+
+        yield made
+
+
+@pytest.fixture
+async def turns(cache: AsyncStateCache) -> list[RunnableConfig]:
+    """Two checkpoints of a thread, each with another large value."""
+    saver = StateCacheSaver(cache)
+    first = await put(saver, "42", {"log": large(1), "n": 1})
+    second = await put(saver, "42", {"log": large(2), "n": 2}, parent=first, metadata=RUN, version=2)
+    return [first, second]
+
+
+async def forked(saver: StateCacheSaver, cache: AsyncStateCache, turns: list[RunnableConfig]) -> None:
+    """Go on from the earlier checkpoint, with its large value."""
+    await after(saver, turns[0], 1, 9, version=3)
+
+
+async def put_twice(saver: StateCacheSaver, cache: AsyncStateCache, turns: list[RunnableConfig]) -> None:
+    """Put the same fork again, as after an answer that was lost."""
+    one = checkpoint({"log": large(1), "n": 9})
+    one["channel_versions"] = {"log": 1, "n": 3}
+    versions = set[int]()
+    for _ in range(2):
+        await saver.aput(turns[0], one, METADATA, {"n": 3})
+        state = await cache.get("langgraph/42/ch/-/log")
+        assert state is not None
+        versions.add(state.version)
+    assert versions == {3}, "the value is put once"
+
+
+async def gone_back(saver: StateCacheSaver, cache: AsyncStateCache, turns: list[RunnableConfig]) -> None:
+    """Delete the later run, so the head goes back to the first checkpoint."""
+    await saver.adelete_for_runs(["second"])
+
+
+async def rolled_back(saver: StateCacheSaver, cache: AsyncStateCache, turns: list[RunnableConfig]) -> None:
+    """Go back by the library's own verb."""
+    await cache.undo(saver.group_of("42"), group=True)
+
+
+async def earlier(saver: StateCacheSaver, cache: AsyncStateCache, turns: list[RunnableConfig]) -> None:
+    """Another run puts a checkpoint with an earlier id, and with a large value of its own."""
+    before = turns[1]["configurable"]["checkpoint_id"]
+    await after(saver, turns[0], 3, 3, version=3, changed=True, id=before[:-1] + chr(ord(before[-1]) - 1))
+
+
+HOW = {
+    "forked": (forked, 1, 9), "put-twice": (put_twice, 1, 9), "gone-back": (gone_back, 1, 1),
+    "rolled-back": (rolled_back, 1, 1), "earlier": (earlier, 2, 2),
+}  # fmt: skip
+Done = Callable[[StateCacheSaver, AsyncStateCache, list[RunnableConfig]], Awaitable[None]]
+
+
+async def let_go(settings: Settings, psql: Psql, worker: Worker) -> int:
+    """Have all values go that are not the newest, and return how many these were."""
+    await flush(worker)
+    psql.execute("DELETE FROM retention")
+    psql.execute("INSERT INTO retention (name, history, changed_by) VALUES ('langgraph', 'latest', 'test')")
+    return (await pruned(settings)).values
+
+
+@pytest.mark.parametrize(("done", "log", "number"), HOW.values(), ids=HOW)
+async def test_the_latest_checkpoint_keeps_its_values_under_any_policy(
+    cache: AsyncStateCache, fresh: Callable[..., AsyncStateCache], settings: Settings, psql: Psql, worker: Worker,
+    turns: list[RunnableConfig], done: Done, log: int, number: int,
+) -> None:  # fmt: skip
+    await done(StateCacheSaver(cache), cache, turns)
+    assert await let_go(settings, psql, worker) > 0
+    saver = StateCacheSaver(fresh())
+    found = await got(saver, config("42"))
+    assert found.checkpoint["channel_values"] == {"log": large(log), "n": number}
+    await after(saver, found.config, log, 10, version=10)
+    again = await got(StateCacheSaver(fresh()), config("42"))
+    assert again.checkpoint["channel_values"] == {"log": large(log), "n": 10}
+
+
+async def test_what_a_policy_has_let_go_is_left_out_of_listings_and_copies(
+    cache: AsyncStateCache, fresh: Callable[..., AsyncStateCache], settings: Settings, psql: Psql, worker: Worker,
+    turns: list[RunnableConfig],
+) -> None:  # fmt: skip
+    small = await put(StateCacheSaver(cache), "42", {"n": 3}, parent=turns[1], version=3)
+    assert await let_go(settings, psql, worker) > 0
+    saver = StateCacheSaver(fresh())
+    with pytest.raises(VersionNotFound):
+        await got(saver, turns[0])
+    readable = [one["configurable"]["checkpoint_id"] for one in (small, turns[1])]
+    assert await ids(saver, config("42")) == readable
+    for limit in (1, 2, 3):
+        assert await ids(saver, config("42"), limit=limit) == readable[:limit]
+    await saver.acopy_thread("42", "copy")
+    assert await ids(saver, config("copy")) == readable
+
+
+async def test_a_branch_keeps_the_latest_values_when_its_thread_is_erased(
+    cache: AsyncStateCache,
+    fresh: Callable[..., AsyncStateCache],
+    settings: Settings,
+    psql: Psql,
+    worker: Worker,
+    turns: list[RunnableConfig],
+) -> None:
+    saver = StateCacheSaver(cache)
+    await forked(saver, cache, turns)
+    await flush(worker)
+    await cache.branch(saver.group_of("42"), saver.group_of("other"), group=True)
+    await flush(worker)
+    found = await got(StateCacheSaver(fresh()), config("other"))
+    await after(saver, found.config, 2, 10, version=10, changed=True)
+    await cache.undo(saver.group_of("other"), group=True)
+    await flush(worker)
+    async with flushing(worker):
+        await cache.erase(saver.group_of("42"), group=True)
+    assert await let_go(settings, psql, worker) > 0
+    found = await got(StateCacheSaver(fresh()), config("other"))
+    assert found.checkpoint["channel_values"] == {"log": large(1), "n": 9}
+
+
+async def test_a_thread_that_is_imported_elsewhere_goes_on_there(
+    cache: AsyncStateCache,
+    fresh: Callable[..., AsyncStateCache],
+    make_settings: MakeSettings,
+    turns: list[RunnableConfig],
+) -> None:
+    other = fresh(make_settings())
+    async for state in cache.list("langgraph/"):
+        await other.set(state.key, state.value)
+    saver = StateCacheSaver(other)
+    assert await ids(saver, config("42")) == [turns[1]["configurable"]["checkpoint_id"]]
+    found = await got(saver, config("42"))
+    assert found.checkpoint["channel_values"] == {"log": large(2), "n": 2}
+    await after(saver, found.config, 2, 10, version=10)
+    found = await got(saver, config("42"))
+    assert found.checkpoint["channel_values"] == {"log": large(2), "n": 10}
