@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from statecache import AlreadyExists, Create, Delete, LimitExceeded, Set, State, VersionConflict
+from statecache import AlreadyExists, Create, Delete, LimitExceeded, Set, State, StateCacheError, VersionConflict
 from statecache.adapters.langgraph.documents import (
     Document,
     channel_document,
@@ -113,7 +113,8 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
             if [state.version for state in made[: len(versions)]] == versions:
                 _remember(draft, packed, made, forms, recent)
                 if packed and made[-1].value["checkpoint_id"] != draft.checkpoint_id:
-                    yield from _latest_again(place)
+                    with suppress(StateCacheError):  # the checkpoint is put, whatever hinders this
+                        yield from _latest_again(place)
                 return
             # else a channel was created and deleted in between: now it is there, and its version is known
 
