@@ -13,6 +13,8 @@ Postgres may have gone back since it was flushed, and Redis does not know of tha
     nowhere, and a later epoch began before its n       the commit was lost with its Redis; it may be applied again
     nowhere, or in part, and the watermark is past it   its entry had left the stream, and it could not be rebuilt
                     whole: it is lost, and never applied again, for what came later may build on it
+    nowhere, and Redis remembers that more was flushed than Postgres holds   it is not known: Postgres went back, and
+                    may have held it
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import msgspec
 from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Found, found_in
 from statecache.core.history.values import HistoryValues, VersionAt
+from statecache.core.read.listed import BEHIND, UNKNOWN, Watermark, flushed_in
 from statecache.errors import (
     ChangeIdReused,
     Forked,
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from statecache.core.redis.pubsub import Subscriptions
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
+    from statecache.resp import Command
 
 HELD = 0
 """Stands for a change that Postgres holds."""
@@ -246,16 +250,17 @@ class Durable:
 
     async def lookup(
         self, shard: int, change_id: str, keys: Sequence[str], *, end: float, position: Position | None = None,
-        parts: bool = False,
+        parts: bool = False, certain: bool = False,
     ) -> Found | None:  # fmt: skip
-        """Find an applied commit in the stream or in Postgres; return None where neither holds it: it was not applied.
+        """Find an applied commit in the stream or in Postgres; return None where neither holds it.
 
         The stream is read first: what leaves it meanwhile is in Postgres by then. Raises Forked or Quarantined, and
         Lost where Postgres holds a part of it, or has passed the `position` at which it is known to be applied,
         OutcomeUnknown where it has yet to pass that, and ChangeIdReused where the change_id is that of a commit of only
-        some of these keys. With `parts` a part is enough, if all of the keys are in it.
+        some of these keys. With `parts` a part is enough, if all of the keys are in it. With `certain` None says that
+        it was not applied: OutcomeUnknown is raised where Postgres holds less than Redis remembers to be flushed.
         """
-        found = await self._in_stream(shard, change_id, keys, end)
+        found, flushed = await self._search(shard, change_id, keys, end)
         if found is not None:
             return found
         rows = await self._ask(shard, change_id, position or NOWHERE, max(end - monotonic(), 0.01))
@@ -264,6 +269,8 @@ class Durable:
             _refuse_lost(rows, change_id, keys, position)
             if position is not None and not any(row.found == "ended" for row in rows):
                 raise OutcomeUnknown(change_id, keys=tuple(keys), reason=_BETWEEN.format(position))
+            if certain and not _stands(rows).reaches(flushed):
+                raise OutcomeUnknown(change_id, keys=tuple(keys), reason=BEHIND)
             return None
         by_key = {row.key: row for row in rows if row.found == "change"}
         mine = [by_key[key] for key in keys]
@@ -294,22 +301,40 @@ class Durable:
         return values.get(place)
 
     async def _in_stream(self, shard: int, change_id: str, keys: Sequence[str], end: float) -> Found | None:
+        found, _ = await self._search(shard, change_id, keys, end)
+        return found
+
+    async def _search(
+        self, shard: int, change_id: str, keys: Sequence[str], end: float
+    ) -> tuple[Found | None, Watermark]:
+        """Search the stream; return also how far Redis remembers that the shard is flushed.
+
+        That is read behind each page, and so reaches whatever had left the stream before the page was read.
+        """
         start, wanted = b"-", change_id.encode()
+        changes, meta = self._keys.changes(shard), self._keys.meta(shard)
         while True:
-            reply = (
-                await self._redis.read(
-                    [("XRANGE", self._keys.changes(shard), start, b"+", "COUNT", _PAGE)],
-                    seconds=max(end - monotonic(), 0.01),
-                )
-            )[0]
-            if isinstance(reply, Exception):
-                raise refusal(reply, self._keys.changes(shard)) from reply
-            if not reply:
-                return None
-            for entry_id, raw in reply:
+            commands: list[Command] = [
+                ("XRANGE", changes, start, b"+", "COUNT", _PAGE),
+                ("HMGET", meta, "epoch", "flushed", "retired"),
+            ]
+            replies = await self._redis.read(commands, seconds=max(end - monotonic(), 0.01))
+            for reply, redis_key in zip(replies, (changes, meta), strict=True):
+                if isinstance(reply, Exception):
+                    raise refusal(reply, redis_key) from reply
+            entries, head = replies
+            flushed = flushed_in(*head)
+            if not entries:
+                return None, flushed
+            for entry_id, raw in entries:
                 if len(raw) > 3 and raw[3] == wanted and (found := found_in(entry_id, raw, keys)):
-                    return found
-            start = b"(" + reply[-1][0]
+                    return found, flushed
+            start = b"(" + entries[-1][0]
+
+
+def _stands(rows: Sequence[Recorded]) -> Watermark:
+    """Return how far Postgres holds the shard."""
+    return next((Watermark(row.epoch, row.n) for row in rows if row.found == "shard"), UNKNOWN)
 
 
 def _branch(rows: Sequence[Recorded]) -> list[Position]:

@@ -9,7 +9,8 @@ will be the lineage.
                conflict      forked, if not applied again     nowhere        not applied, and never will be:
                quarantine    quarantined                                     once no attempt can be executed any more;
                                                                              lost, if its position is known and died
-    lost, too, is what Postgres has passed in its lineage and does not hold whole, wherever Redis still remembers it
+    lost, too, is what Postgres has passed in its lineage and does not hold whole, wherever Redis still remembers it;
+    what is nowhere is unknown as long as Postgres holds less than Redis remembers to be flushed: it went back
 
 Whether an attempt may still be executed knows only the client that sent it (see `unknown_outcomes`); to others what is
 nowhere is unknown.
@@ -26,6 +27,7 @@ from statecache.backoff import Backoff
 from statecache.clock import monotonic
 from statecache.commit_protocol.answers import found_in
 from statecache.core.commit.durable import NOWHERE
+from statecache.core.read.listed import BEHIND, flushed_in
 from statecache.errors import ConfigurationError, Unavailable, UsageError
 from statecache.model import Outcome, Position, Verdict
 from statecache.redis_errors import refusal
@@ -52,10 +54,12 @@ _NO_ANSWER = "there was no time left for an answer"
 class Told(msgspec.Struct, frozen=True, kw_only=True):
     """What a shard's stream showed: the epoch, and where the change stands, if it is there.
 
-    `epoch` is None where this Redis is not the one that opened the shard.
+    `epoch` is None where this Redis is not the one that opened the shard; `flushed` is how far it remembers that the
+    shard is flushed.
     """
 
     epoch: int | None
+    flushed: int = 0
     version: int | None = None
     position: Position | None = None
 
@@ -87,10 +91,11 @@ class OutcomeLookup:
             over = noted is not None and noted.until < now  # asked before looking: what comes later is refused
             try:
                 found = await self._look(change_id, key, position or NOWHERE, end)
-                reason = _reason(noted) if found is not None else _MOVING
+                reason = _MOVING if found is None else found.reason or _reason(noted)
             except Unavailable as error:
                 found, reason = None, error.problem
-            if found is not None and not found.settled and over and self._unknown_outcomes.get(change_id) is noted:
+            nowhere = found is not None and not found.settled and not found.reason
+            if found is not None and nowhere and over and self._unknown_outcomes.get(change_id) is noted:
                 found = msgspec.structs.replace(found, verdict="not applied")
             if found is not None and found.settled:
                 self._unknown_outcomes.resolve(change_id)
@@ -101,7 +106,10 @@ class OutcomeLookup:
         return Outcome(change_id=change_id, key=key, verdict="unknown", reason=reason)
 
     async def _look(self, change_id: str, key: str, position: Position, end: float) -> Outcome | None:
-        """Ask once: `unknown` where the change is nowhere, None where what was seen proves nothing."""
+        """Ask once: `unknown` where the change is nowhere, None where what was seen proves nothing.
+
+        With a reason `unknown` says that it may be applied all the same.
+        """
         shard = self._keys.shard(key)
         told = await self._in_stream(shard, change_id, key, end)
         seconds = max(end - monotonic(), 0.001)
@@ -121,7 +129,7 @@ class OutcomeLookup:
         while True:
             commands: list[Any] = [
                 ("INFO", "replication") if self._settings.fence == "on" else ("PING",),
-                ("HMGET", self._keys.meta(shard), "epoch", "replid"),
+                ("HMGET", self._keys.meta(shard), "epoch", "replid", "flushed", "retired"),
                 ("HMGET", self._keys.state(key), "recent", "version"),
                 ("XRANGE", self._keys.changes(shard), start, b"+", "COUNT", _PAGE),
             ]
@@ -135,18 +143,18 @@ class OutcomeLookup:
                 return Told(epoch=None)
             if not self._is_fenced(info, meta) or (epoch is not None and epoch != int(meta[0])):
                 return Told(epoch=None)
-            epoch = int(meta[0])
+            epoch, flushed = flushed_in(meta[0], *meta[2:])
             if (remembered := _remembered(wanted, *state)) is not None:
                 return Told(epoch=epoch, version=remembered[0], position=remembered[1])
             for entry_id, raw in entries:
                 if len(raw) > 3 and raw[3] == wanted and (found := found_in(entry_id, raw, [key])):
                     return Told(epoch=epoch, version=found[2][0], position=found[0])
             if not entries:
-                return Told(epoch=epoch)
+                return Told(epoch=epoch, flushed=flushed)
             start = b"(" + entries[-1][0]
 
     def _is_fenced(self, info: bytes, meta: Sequence[bytes | None]) -> bool:
-        epoch, replid = meta
+        epoch, replid = meta[:2]
         if not epoch or not replid:
             return False
         return self._settings.fence == "off" or b"master_replid:" + replid + b"\r" in info
@@ -196,7 +204,8 @@ def _judged(
         epoch, start = mine["ended"][4:6]
         reason = f"epoch {epoch} began at {start}, before its position {position}, and no tier holds it"
         return Outcome(change_id=change_id, key=key, verdict="lost", position=position, reason=reason)
-    return Outcome(change_id=change_id, key=key, verdict="unknown")
+    behind = BEHIND if mine["shard"][5] < told.flushed else ""
+    return Outcome(change_id=change_id, key=key, verdict="unknown", reason=behind)
 
 
 def _passed(

@@ -113,7 +113,9 @@ class Repeats:
             now = self._redis.clock.now_ms()
             current = [(change_id, _op_at(now, op, encoding)) for change_id, op, encoding in current]
             position = position or commit.applied_at
-            found = await self._durable.lookup(commit.shard, commit.change_id, keys, end=commit.end, position=position)
+            found = await self._durable.lookup(
+                commit.shard, commit.change_id, keys, end=commit.end, position=position, certain=True
+            )
             if found is not None and commit.modifies:
                 found = await remade(self._durable, commit, found, end=commit.end)
         except (Unavailable, ForeignData, ConfigurationError, HistoryDamaged) as error:

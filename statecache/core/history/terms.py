@@ -89,4 +89,5 @@ async def applied_before(view: View[Any], key: str, terms: Terms) -> Found | Non
     if terms.change_id is None:
         return None
     runtime = view.runtime
-    return await runtime.durable.lookup(runtime.keys.shard(key), terms.change_id, [key], end=terms.end)
+    shard = runtime.keys.shard(key)
+    return await runtime.durable.lookup(shard, terms.change_id, [key], end=terms.end, certain=True)

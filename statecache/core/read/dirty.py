@@ -15,8 +15,16 @@ from redis.exceptions import ResponseError
 from statecache.backoff import LATE_S, Backoff
 from statecache.clock import monotonic
 from statecache.core.parts import in_parts
-from statecache.core.read.hydration import BEHIND
-from statecache.core.read.listed import UNKNOWN, Listed, Overlay, Watermark, opened_by, remembered, watermarks_of
+from statecache.core.read.listed import (
+    BEHIND,
+    UNKNOWN,
+    Listed,
+    Overlay,
+    Watermark,
+    opened_by,
+    remembered,
+    watermarks_of,
+)
 from statecache.errors import ForeignData, RedisUnavailable, Unavailable
 from statecache.lua import script
 from statecache.model import Record

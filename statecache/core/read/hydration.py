@@ -30,7 +30,7 @@ from statecache.commit_protocol.install import INSTALL, Install
 from statecache.concurrency import SILENCE_S
 from statecache.concurrency.batching import WEIGHT_MAX
 from statecache.core.read.absences import Absences, Looked, no_row, purpose
-from statecache.core.read.listed import Watermark
+from statecache.core.read.listed import BEHIND, Watermark
 from statecache.core.redis.tier import patience_for
 from statecache.errors import Backpressure, PostgresUnavailable, RedisUnavailable, StateCacheError, Unavailable
 from statecache.model import Record
@@ -74,10 +74,6 @@ class _Held(NamedTuple):
         One that has gone back, or a copy of it that was taken earlier, holds what is old.
         """
         return Watermark(self.epoch, self.flushed).reaches(Watermark(int(epoch), flushed))
-
-
-BEHIND = "this Postgres holds less than was flushed: it is a copy, or went back, and a worker has to compare"
-"""Why nothing is read from a Postgres."""
 
 
 def _why(verdicts: Mapping[str, str]) -> str:

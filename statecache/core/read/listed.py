@@ -79,6 +79,8 @@ class Watermark(NamedTuple):
 
 UNKNOWN = Watermark(0, 0)
 """How far a Postgres holds a shard that it does not know."""
+BEHIND = "this Postgres holds less than was flushed: it is a copy, or went back, and a worker has to compare"
+"""Why nothing is read from a Postgres, and why it proves nothing that it does not hold something."""
 
 
 def watermarks_of(rows: Iterable[Sequence[Any]]) -> dict[int, Watermark]:
@@ -86,14 +88,17 @@ def watermarks_of(rows: Iterable[Sequence[Any]]) -> dict[int, Watermark]:
     return {shard: Watermark(epoch, flushed) for shard, epoch, flushed in rows}
 
 
-def remembered(head: Any) -> Watermark:
-    """Return how far Redis remembers that a shard is flushed, of its part in the answer of the script `heads`.
+def flushed_in(epoch: bytes | None, flushed: bytes | None, retired: bytes | None) -> Watermark:
+    """Return how far Redis remembers that a shard is flushed, of fields of its meta.
 
     What was retired was flushed, though an epoch may have begun with a Postgres that holds it no more.
     """
-    if not isinstance(head, list):
-        return UNKNOWN
-    return Watermark(int(head[_EPOCH] or 0), max(int(head[_FLUSHED] or 0), int(head[_RETIRED] or 0)))
+    return Watermark(int(epoch or 0), max(int(flushed or 0), int(retired or 0)))
+
+
+def remembered(head: Any) -> Watermark:
+    """Return the same, of the shard's part in the answer of the script `heads`."""
+    return flushed_in(head[_EPOCH], head[_FLUSHED], head[_RETIRED]) if isinstance(head, list) else UNKNOWN
 
 
 def opened_by(head: Any) -> str:
