@@ -13,6 +13,7 @@ from typing import Any, Self
 import msgspec
 
 from statecache.errors import UsageError
+from statecache.signal_errors import pass_on
 
 SUMMARY_CHARACTERS_MIN = 300
 _TEXT_CHARACTERS = (4000, 1000, 300, 100, 40)
@@ -177,5 +178,6 @@ def _written(result: Any) -> str:
     """Return a result as JSON with sorted keys, or its type's name where JSON cannot hold it."""
     try:
         return msgspec.json.encode(msgspec.to_builtins(result, str_keys=True), order="deterministic").decode()
-    except Exception:  # users' own classes take part
+    except Exception as error:  # users' own classes take part
+        pass_on(error)
         return f"({type(result).__name__})"

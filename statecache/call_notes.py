@@ -16,6 +16,7 @@ from statecache import errors
 from statecache.clock import monotonic
 from statecache.errors import StateCacheError, VersionConflict
 from statecache.model import Operation
+from statecache.signal_errors import pass_on
 
 if TYPE_CHECKING:
     from statecache.model import Observer
@@ -47,7 +48,8 @@ class Observation:
         )
         try:
             self._observer.ended(operation)
-        except Exception:  # the verb has done its work: what is wrong with the observer must not look like its failure
+        except Exception as raised:  # the verb has done its work: what is wrong with the observer is not its failure
+            pass_on(raised)
             _logger.warning("an observer failed", exc_info=True)
 
 

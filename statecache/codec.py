@@ -28,6 +28,7 @@ from statecache.model import VALUE_BYTES_MAX, Encoding, State
 from statecache.record_classes import is_model, is_record, is_same, name_of
 from statecache.schemas import judged, left_out, schema_of, versions
 from statecache.set_order import dump_in_order, has_sets, in_order
+from statecache.signal_errors import pass_on
 from statecache.value_loss import (
     NAIVE,
     NESTING_MAX,
@@ -84,6 +85,7 @@ class Codec:
             self._slot = None if self.type is Any else slot_of(self.type)
             self.schema = schema_of(self.type)
         except Exception as error:  # type hints of users raise anything
+            pass_on(error)
             raise UsageError(f"values of type {name_of(type)} cannot be stored: {error}") from error
         self._read = self._readers[encoding]
         self._suspect = _suspect_of(encoding, self._dated)
@@ -129,6 +131,7 @@ class Codec:
         try:
             return self._read(data)
         except Exception as error:  # what a class has its own words for
+            pass_on(error)
             remedy = f"; without a type nobody could read it: write and read it with type={name_of(kind)}"
             raise _error_of(error, key, "encoded", more=remedy) from error
 
@@ -171,6 +174,7 @@ class Codec:
         try:
             value = self._readers[encoding](data)
         except Exception as error:  # users' own classes take part
+            pass_on(error)
             raise _error_of(error, key, "decoded", more=versions(schema, self.schema)) from error
         if self._dated and _may_be_naive[encoding](data):
             for path, node in walk(value, key):
@@ -192,6 +196,7 @@ class Codec:
             raise SchemaNewer(key, stored=schema, ours=self.schema, path=path)
 
     def _refuse(self, value: Any, key: str, error: Exception) -> NoReturn:
+        pass_on(error)
         self._refuse_bad_parts(value, key)
         raise _error_of(error, key, "encoded") from error
 
@@ -201,6 +206,7 @@ class Codec:
         except CodecError:
             raise
         except Exception as error:  # users' own classes take part
+            pass_on(error)
             raise _error_of(error, key, "encoded") from error
 
     def _refuse_nesting(self, data: bytes, back: Any, key: str) -> None:
@@ -290,6 +296,7 @@ def dumped(value: Any) -> Any:
     try:
         plain = value.model_dump(mode="json", by_alias=True, round_trip=True, warnings="error")
     except Exception as error:  # pydantic runs users' code
+        pass_on(error)
         raise TypeError(f"{name_of(value.__class__)}: {message_of(error)}") from None
     return dump_in_order(plain, value) if has_sets(value.__class__) else plain
 
@@ -300,6 +307,7 @@ def _loaded(kind: Any, value: Any) -> Any:
     try:
         return kind.model_validate_json(msgspec.json.encode(value))
     except Exception as error:  # pydantic runs users' code
+        pass_on(error)
         inner = _error_of(error, "", "decoded")
         raise ValueError(f"{inner.reason} (in {name_of(kind)} at `{inner.path}`)") from None
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, get_origin
 
+from statecache.signal_errors import pass_on
+
 _MASKS = ("*" * 10, b"*" * 10)
 
 
@@ -71,5 +73,6 @@ def is_same(given: Any, got: Any) -> bool:
     """Return whether two values are equal; those that cannot be compared are not."""
     try:
         return (given == got) is True
-    except Exception:  # users' own classes take part
+    except Exception as error:  # users' own classes take part
+        pass_on(error)
         return False

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from statecache.record_classes import is_model, is_record, is_same
+from statecache.signal_errors import pass_on
 
 Write = Callable[[Any], bytes]
 _UNKNOWN = object()
@@ -98,7 +99,8 @@ def has_sets(model: Any) -> bool:
     """Return whether a pydantic model may hold sets, by its JSON schema; of one that has none, False."""
     try:
         return "'uniqueItems': True" in str(model.model_json_schema())
-    except Exception:  # what a user's own types raise
+    except Exception as error:  # what a user's own types raise
+        pass_on(error)
         return False
 
 
@@ -106,7 +108,8 @@ def dump_in_order(plain: Any, model: Any) -> Any:
     """Return what a pydantic model dumps for JSON, with what is a set of it in order."""
     try:
         return _plain_in_order(plain, model.model_dump(by_alias=True, round_trip=True, warnings=False))
-    except Exception:  # pydantic runs users' code, and some of it is for JSON alone
+    except Exception as error:  # pydantic runs users' code, and some of it is for JSON alone
+        pass_on(error)
         return plain
 
 

@@ -15,6 +15,7 @@ from statecache.codec import Codec, codec_for
 from statecache.errors import CodecError, UsageError
 from statecache.model import VALUE_BYTES_MAX, Encoding, Upgrade
 from statecache.schemas import Schema
+from statecache.signal_errors import pass_on
 from statecache.value_loss import message_of
 
 _HINT = "Say upgrade={1: from_1_to_2} for a class with __schema_version__ = 2."
@@ -53,6 +54,7 @@ class UpgradingCodec(Codec):
             try:
                 value = self._steps[at](value)
             except Exception as error:  # users' own functions
+                pass_on(error)
                 reason = f"its upgrade from version {at} failed: {message_of(error)}"
                 raise CodecError(key=key, verb="decoded", reason=reason) from error
         if self._class is not None and isinstance(value, self._class):

@@ -27,6 +27,7 @@ from msgspec import inspect
 
 from statecache.errors import CodecError
 from statecache.record_classes import class_of, is_masked, is_model, is_record, is_same, name_of, unread_fields
+from statecache.signal_errors import pass_on
 
 NESTING_MAX = 200
 """How many levels of containers a value may have."""
@@ -255,6 +256,7 @@ def _fault_of(node: Any, write: Write, encoding: str, *, by_model: bool) -> str:
     try:
         write(node)
     except Exception as error:  # users' own classes take part
+        pass_on(error)
         return message_of(error)
     return ""
 
@@ -263,6 +265,7 @@ def _fault_of_keys(node: dict[Any, Any], write: Write, encoding: str) -> str:
     try:
         data = write(dict.fromkeys(node))
     except Exception as error:  # users' own classes take part
+        pass_on(error)
         return f"one of its keys cannot be stored: {message_of(error)}"
     odd = encoding == "json" and any(name.__class__ is not str for name in node)
     lost = odd and len(msgspec.json.decode(data)) < len(node)

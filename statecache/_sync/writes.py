@@ -31,6 +31,7 @@ from statecache.model import (
 )
 from statecache.mutations import Add, Append, Create, Delete, Increment, Mutation, Remove, Set
 from statecache.records import record_of_write
+from statecache.signal_errors import is_of_handler
 
 if TYPE_CHECKING:
     from statecache.model import Record
@@ -180,8 +181,8 @@ class Writes(VerbGroup[D], Generic[D]):
                 record = self._runtime.redis.clock.lived(record)
                 try:
                     value = run(self._called(function, record, default, type))
-                except Exception:  # whatever the function raised
-                    if fresh or run(self._is_current(record, end)):
+                except Exception as error:  # whatever the function raised
+                    if fresh or is_of_handler(error) or run(self._is_current(record, end)):
                         raise
                     record = None  # it was decided on a state that is no longer there
                     continue

@@ -39,6 +39,7 @@ from statecache.rules.leases import UNGUARDED, Holding, Locks, guards_of
 from statecache.rules.provenance import refuse_provenance
 from statecache.rules.retention import checked_retention
 from statecache.settings import writer_of
+from statecache.signal_errors import pass_on
 from statecache.upgrading import UpgradingCodec
 
 if TYPE_CHECKING:
@@ -216,7 +217,8 @@ class View(Generic[D]):
             try:
                 if codec is private and read is not None:
                     return replace(shape, value=read(record.value))
-            except Exception:  # users' own classes take part
+            except Exception as error:  # users' own classes take part
+                pass_on(error)
                 read = None  # the codec says what is wrong
             value = codec.decode(record.value, key=record.key, encoding=record.encoding, schema=record.schema)
             state = replace(shape, value=value)

@@ -31,6 +31,7 @@ import msgspec
 
 from statecache.codec import dumped
 from statecache.errors import CodecError, InvalidKey, StepMismatch, UsageError
+from statecache.signal_errors import pass_on
 
 R = TypeVar("R")
 
@@ -210,6 +211,7 @@ def fingerprint_of(args: Sequence[Any], *, key: str) -> str:
                 raise
             data = _written(msgspec.json.decode(msgspec.json.encode(list(args), enc_hook=dumped)))
     except Exception as error:  # users' own classes take part
+        pass_on(error)
         hint = "; bind it to the function, with functools.partial, where it does not belong to what the step is about"
         raise CodecError(key=key, path="args", reason=f"{error}{hint}") from error
     return hashlib.sha256(data).hexdigest()[:32]

@@ -1,0 +1,52 @@
+"""What a signal handler raises in the middle of users' code or of reading a value: it is not about the value.
+
+Python calls a handler between any two steps of the main thread, with the frame that it interrupts. That frame stands
+above the handler's own in the traceback, by which what a handler raised is told from what a user's class raised,
+whatever its type. A handler that has no frame, as one written in C, or that lets go of the frame it was given, is not
+known by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import FrameType
+
+import msgspec
+
+
+def pass_on(error: Exception) -> None:
+    """Raise what a signal handler raised, where an error is that, or msgspec's or pydantic's word on it."""
+    for one in _told_in(error):
+        if is_of_handler(one):
+            raise one
+
+
+def is_of_handler(error: BaseException) -> bool:
+    """Return whether a signal handler raised an error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        interrupted, trace = trace.tb_frame, trace.tb_next
+        if _was_given(trace.tb_frame, interrupted):
+            return True
+    return False
+
+
+def _was_given(frame: FrameType, other: FrameType) -> bool:
+    """Return whether a call was given another's frame, as handlers are."""
+    for value in frame.f_locals.values():
+        if value is other or (value.__class__ is tuple and any(part is other for part in value)):
+            return True
+    return False
+
+
+def _told_in(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and those of users' code that a library made it of."""
+    yield error
+    from_pydantic = error.__class__.__module__.startswith("pydantic")
+    if error.__cause__ is not None and (from_pydantic or isinstance(error, msgspec.ValidationError)):
+        yield from _told_in(error.__cause__)
+    elif from_pydantic and hasattr(error, "errors"):
+        for one in error.errors(include_url=False, include_input=False):
+            inner = one.get("ctx", {}).get("error")
+            if isinstance(inner, Exception):
+                yield inner
