@@ -11,10 +11,10 @@ from statecache.call_notes import note
 from statecache.concurrency import run
 from statecache.core.own_records import refuse_checkpoint
 from statecache.core.view import VerbGroup, checked_reason, checked_text
-from statecache.errors import AlreadyExists, NotFound, UsageError, VersionConflict
+from statecache.errors import AlreadyExists, NotFound, StateCacheError, UsageError, VersionConflict
 from statecache.expiry import form_of, lasting
 from statecache.keys import checked_key, group_of
-from statecache.model import ABSENT, BLIND, Durability, State, Ttl, Write
+from statecache.model import ABSENT, BLIND, Durability, Record, State, Ttl, Write
 
 D = TypeVar("D")
 
@@ -87,13 +87,16 @@ class Moves(VerbGroup[D], Generic[D]):
         key, end, backoff = checked_key(view.full(name)), view.end_of(timeout), Backoff(0.001, 0.1)
         if ttl is None and view.lasts_ms is None:
             raise UsageError("touch does not know how long", hint="Say ttl=, or give the namespace a ttl.")
-        lasts_ms, record = view.lasting_ms(ttl), view.kept(key)
+        lasts_ms, kept = view.lasting_ms(ttl), view.kept(key)
         while True:
-            record = record or run(self._runtime.reader.record(key, end=end))
-            found = view.state_of(record)
-            if found is None:
-                raise NotFound(key)
-            refuse_checkpoint(key, record.schema)
+            record = kept or run(self._runtime.reader.record(key, end=end))
+            try:
+                found = self._there(record)
+            except StateCacheError:
+                if kept is None:
+                    raise
+                kept = None  # what is kept here may be out of date: nothing is refused without asking the primary
+                continue
             write = Write(
                 key=key, op="set", expected=record.change_id, value=record.value, seen=found.value,
                 encoding=lasting(form_of(record.encoding), lasts_ms), schema=record.schema, ttl_ms=view.ttl_ms,
@@ -105,9 +108,17 @@ class Moves(VerbGroup[D], Generic[D]):
             except VersionConflict:
                 if backoff.outlasts(end):
                     raise
-            record = None
+            kept = None
             note(retries=1, conflicts=1)
             run(self._runtime.io.sleep(backoff.take()))
+
+    def _there(self, record: Record) -> State[Any]:
+        """Return a record's state; raise NotFound without one, or what hinders that it is written as it is stored."""
+        found = self._view.state_of(record)
+        if found is None:
+            raise NotFound(record.key)
+        refuse_checkpoint(record.key, record.schema)
+        return found
 
     def _moved(
         self, name: str, to: str, op: Literal["check", "delete"], *, replace: bool, durability: Durability | None,
@@ -123,10 +134,7 @@ class Moves(VerbGroup[D], Generic[D]):
         shard, backoff = self._runtime.keys.one_group(keys), Backoff(0.001, 0.1)
         while True:
             record = run(self._runtime.reader.record(source, end=end))
-            found = view.state_of(record)
-            if found is None:
-                raise NotFound(source)
-            refuse_checkpoint(source, record.schema)
+            found = self._there(record)
             writes = [
                 Write(key=source, op=op, expected=record.change_id, ttl_ms=view.ttl_ms if op == "delete" else None),
                 Write(

@@ -181,14 +181,14 @@ class Writes(VerbGroup[D], Generic[D]):
                 record = self._runtime.redis.clock.lived(record)
                 try:
                     value = run(self._called(function, record, default, type))
-                except Exception as error:  # whatever the function raised
+                    write = self._view.write_of(key, value, expected=record.tip, ttl=ttl, over=record, type=type)
+                except Exception as error:  # whatever the function raised, or what it returned cannot be stored
                     if fresh or is_of_handler(error) or run(self._is_current(record, end)):
                         raise
                     record = None  # it was decided on a state that is no longer there
                     continue
                 if monotonic() > end:
                     raise lost or slow_function()
-                write = self._view.write_of(key, value, expected=record.tip, ttl=ttl, over=record, type=type)
                 try:
                     with unless_beaten(lost, end):
                         state = run(self._view.commit_one(

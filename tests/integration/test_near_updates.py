@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from statecache import AsyncStateCache, RedisUnavailable, Settings, StateCache, VersionConflict
+from statecache import AsyncStateCache, CodecError, NotFound, RedisUnavailable, Settings, StateCache, VersionConflict
 from statecache.clock import boottime, monotonic
 from tests.fixtures.servers import MakeSettings
 from tests.support.local_reads import KEY, kept, until
@@ -56,6 +56,44 @@ async def test_what_is_kept_here_aborts_no_update_by_itself(one: AsyncStateCache
     assert (await one.update(KEY, spend)).value == 0
     with pytest.raises(ValueError, match="only 0 left"):
         await one.update(KEY, spend)
+
+
+async def test_what_cannot_be_stored_of_what_is_kept_here_ends_no_update_by_itself(
+    one: AsyncStateCache, other: AsyncStateCache
+) -> None:
+    def spend(budget: int) -> object:
+        return budget - 5 if budget >= 5 else object()
+
+    await other.set(KEY, 0)
+    await kept(one)
+    entry = one._runtime.near._entries[KEY]
+    await other.set(KEY, 5)
+    await until(lambda: one.near.invalidations)
+    one._runtime.near._entries[KEY] = entry
+    assert (await one.update(KEY, spend)).value == 0
+    with pytest.raises(CodecError):
+        await one.update(KEY, spend)
+
+
+@pytest.mark.parametrize("before", ["nothing", "a tombstone", "another type"])
+async def test_a_touch_refuses_nothing_by_what_is_kept_here(
+    one: AsyncStateCache, other: AsyncStateCache, before: str
+) -> None:
+    if before != "nothing":
+        await other.set(KEY, "text")
+    if before == "a tombstone":
+        await other.delete(KEY)
+    await kept(one)
+    entry = one._runtime.near._entries[KEY]
+    written = await other.set(KEY, 5)
+    await until(lambda: one.near.invalidations)
+    one._runtime.near._entries[KEY] = entry  # as if the push were still on its way
+    touched = await one.namespace("runs", type=int).touch("1", ttl=60)
+    assert (touched.value, touched.version) == (5, written.version + 1)
+    assert touched.expires_at is not None
+    await other.delete(KEY)
+    with pytest.raises(NotFound):
+        await one.touch(KEY, ttl=60)
 
 
 async def test_updates_of_one_client_take_turns_and_read_nothing_in_between(
