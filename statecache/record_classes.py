@@ -1,12 +1,13 @@
-"""Classes of values: which are records, their names, and what a pydantic model writes otherwise than it reads it.
+"""Classes of values: which are records, their names, and what is written otherwise than it is read.
 
-A secret is written as asterisks, and a field with a `serialization_alias` of its own by a name by which nothing is
-read: it comes back as its default. What a model leaves out (`exclude`), writes by a serializer of its own, or makes
-another value of as it validates, is its author's word.
+A pydantic secret is written as asterisks, and a field with a `serialization_alias` of its own by a name by which
+nothing is read: it comes back as its default. What a model leaves out (`exclude`), writes by a serializer of its own,
+or makes another value of as it validates, is its author's word. Of a UTC offset, the seconds are not written.
 """
 
 from __future__ import annotations
 
+from datetime import datetime, time
 from functools import lru_cache
 from typing import Any, get_origin
 
@@ -67,6 +68,12 @@ def is_masked(given: Any, got: Any) -> bool:
         return False
     hidden = got.get_secret_value() if hasattr(got, "get_secret_value") else got
     return hidden in _MASKS and given.get_secret_value() != hidden
+
+
+def shifted(given: datetime | time, got: Any) -> bool:
+    """Return whether a moment comes back as another: its UTC offset has seconds, and text has only its minutes."""
+    offset = given.utcoffset()
+    return offset is not None and bool(offset.seconds % 60 or offset.microseconds) and given != got
 
 
 def is_same(given: Any, got: Any) -> bool:

@@ -3,7 +3,7 @@
 Most of it shows where the two are unequal, and only there is looked for it: NaN and infinities, which JSON makes null;
 bytes that become text; keys of a dict that become text, or the same text; keys that a type does not name; an
 instance of a subclass, which comes back as its base, without what the subclass adds; a number that a float cannot hold;
-a pydantic secret, which is written as asterisks, and a field that its model writes by a name by which it is not read.
+the seconds of a UTC offset; a pydantic secret, written as asterisks; a field that its model writes by another name.
 
 What equality does not show, a type tells: a namedtuple is equal to a tuple, so where a type has tuples, the classes of
 what stands there are looked at. What only changes its form is let through: a defaultdict comes back as a dict, and
@@ -17,7 +17,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Collection, Iterator
-from datetime import datetime
+from datetime import datetime, time
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ import msgspec
 from msgspec import inspect
 
 from statecache.errors import CodecError
-from statecache.record_classes import class_of, is_masked, is_model, is_record, is_same, name_of, unread_fields
+from statecache.record_classes import class_of, is_masked, is_model, is_record, is_same, name_of, shifted, unread_fields
 from statecache.signal_errors import pass_on
 
 NESTING_MAX = 200
@@ -37,6 +37,7 @@ _PATH_CHARACTERS_MAX = 120
 _CYCLE = "it contains itself; store a key or an id in place of the reference"
 _DEEP = f"it is nested deeper than {NESTING_MAX} levels; flatten it, or split it over several keys of its group"
 NAIVE = "it is a datetime without a time zone; give it one, for instance datetime.now(UTC)"
+_SHIFTED = "readers would get another moment, for its UTC offset has seconds; convert it to UTC"
 _LOST_BYTES = "JSON would bring these bytes back as text; give a type that says bytes, or use the msgpack encoding"
 _SAME_KEYS = "two of its keys become the same text; rename one"
 _TEXT_KEYS = "its keys would come back as text; make text of them, or give a type that says numbers"
@@ -106,8 +107,9 @@ def _loss(given: Any, got: Any, *, typed: bool) -> str:
         return _INEXACT
     if gets is str and isinstance(given, _BYTES):
         return _LOST_BYTES
-    if isinstance(given, datetime) and given.utcoffset() is None:
-        return NAIVE
+    if isinstance(given, (datetime, time)):
+        naive = NAIVE if isinstance(given, datetime) and given.utcoffset() is None else ""
+        return _SHIFTED if shifted(given, got) else naive
     if gets is dict and isinstance(given, dict) and any(name.__class__ is not str for name in given):
         if len(got) < len(given):
             return _SAME_KEYS

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from datetime import datetime, time, timedelta, timezone
 from typing import Any, NamedTuple, TypedDict
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from statecache.model import Encoding
 from statecache.value_loss import NESTING_MAX, slot_of
 from tests.support.calls import calls_of
 from tests.support.sample_values import (
+    AWARE,
     KEY,
     LongRun,
     Loose,
@@ -251,3 +254,60 @@ def test_a_tuple_at_the_bottom_of_a_deep_value_is_found_in_one_walk(encoding: En
         value = Deep(below=[value])
     assert calls_of(lambda: stored(value, Deep, encoding=encoding)) < 100 * 2000
     assert codec_for(encoding=encoding).encode([1], key=KEY, bytes_max=100)
+
+
+# A UTC offset with seconds.
+
+OFFSET = timezone(timedelta(hours=1, seconds=1))
+ODD = datetime(2026, 1, 1, tzinfo=OFFSET)
+BERLIN = datetime(1890, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))
+TIME = time(1, 2, 3, tzinfo=OFFSET)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "path"),
+    [
+        (BERLIN, datetime, "$"),
+        (ODD, datetime, "$"),
+        (ODD.replace(tzinfo=timezone(-timedelta(hours=1, seconds=1))), datetime, "$"),
+        (ODD.replace(tzinfo=timezone(timedelta(microseconds=1))), datetime, "$"),
+        (ODD, Any, "$"),
+        ({"at": [ODD]}, Any, "$.at[0]"),
+        ({ODD}, Any, "$[...]"),
+        ({ODD}, set[datetime], "$[...]"),
+        ({"at": ODD}, dict[str, datetime], "$.at"),
+        ({ODD: 1}, dict[datetime, int], "$[datetime.datetime(2026, 1, 1, 0, 0, tzin]"),
+        ({TIME: 1}, dict[time, int], "$[datetime.time(1, 2, 3, tzinfo=datetime.t]"),
+        (Step("a", 1.0, ODD), Step, "$.at"),
+        (Run(1, [Step("a", at=AWARE), Step("b", at=BERLIN)]), Run, "$.steps[1].at"),
+        (Run(1, notes={"at": ODD}), Run, "$.notes.at"),
+        ([ODD, 43], list[datetime | int], "$[0]"),
+        (Order(id=1, at=ODD), Order, "$.at"),
+        (Order(id=1, at=ODD), Any, "$.at"),
+        (TIME, time, "$"),
+        ({"at": TIME}, Any, "$.at"),
+    ],
+)
+def test_a_moment_that_json_would_shift_is_refused(value: Any, kind: Any, path: str) -> None:
+    error = refused(value, kind, "json")
+    assert error.path == path
+    assert "UTC offset has seconds" in error.reason
+
+
+@pytest.mark.parametrize("kind", [datetime, Any, Step, dict[datetime, int]])
+def test_a_moment_that_msgpack_brings_back_is_stored(kind: Any) -> None:
+    made: dict[Any, Any] = {Step: Step("a", 1.0, BERLIN), dict[datetime, int]: {BERLIN: 1}}
+    value = made.get(kind, BERLIN)
+    assert returned(value, kind, "msgpack") == value
+
+
+def test_a_time_that_msgpack_would_shift_is_refused() -> None:
+    assert "UTC offset has seconds" in refused(TIME, time, "msgpack").reason
+
+
+@both
+def test_a_moment_with_an_offset_of_minutes_is_stored(encoding: Encoding) -> None:
+    for offset in (timedelta(hours=5, minutes=45), -timedelta(minutes=30), timedelta(0)):
+        at = ODD.replace(tzinfo=timezone(offset))
+        assert returned((at, at.timetz()), tuple[datetime, time], encoding) == (at, at.timetz())
+    assert stored({"at": at, "day": time(1, 2)}, Any, encoding)
