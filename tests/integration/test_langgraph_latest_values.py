@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointMetadata
 
 from statecache import AsyncStateCache, Settings, VersionNotFound
 from statecache.adapters.langgraph import StateCacheSaver
@@ -184,3 +185,29 @@ async def test_a_thread_that_is_imported_elsewhere_goes_on_there(
     await after(saver, found.config, 2, 10, version=10)
     found = await got(saver, config("42"))
     assert found.checkpoint["channel_values"] == {"log": large(2), "n": 10}
+
+
+async def test_what_no_commit_has_room_for_is_named_as_it_is(
+    settings: Settings, fresh: Callable[..., AsyncStateCache], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bounds are those of values of 90 KB here, so that two of them are too much."""
+    for name in ("pieces._AGAIN_BYTES_MAX", "putting._COMMIT_BYTES_MAX"):
+        monkeypatch.setattr(f"statecache.adapters.langgraph.{name}", 150_000)
+    monkeypatch.setattr("statecache.core.commit.attempts.COMMIT_BYTES_MAX", 160_000)
+    saver = StateCacheSaver(fresh())
+    old, metadata = {"a": "a" * 90_000, "b": "b" * 90_000}, cast("CheckpointMetadata", RUN)
+    first = await put(saver, "42", {**old, "n": 1})
+    one = checkpoint({**old, "a": "A" * 90_000, "n": 2})
+    one["channel_versions"] = {"a": 2, "b": 1, "n": 2}
+    second = await saver.aput(first, one, metadata, {"a": 2, "n": 2})
+    other = checkpoint({"a": "A" * 90_000, "b": "B" * 90_000, "n": 3})
+    other["channel_versions"] = {"a": 2, "b": 3, "n": 3}
+    await saver.aput(second, other, metadata, {"b": 3, "n": 3})
+    fork = checkpoint({**old, "n": 9})
+    fork["channel_versions"] = {"a": 1, "b": 1, "n": 4}
+    await saver.aput(first, fork, metadata, {"n": 4})
+    found = await got(StateCacheSaver(fresh()), config("42"))
+    assert found.checkpoint["channel_values"] == {**old, "n": 9}
+    await saver.adelete_for_runs(["second"])
+    found = await got(StateCacheSaver(fresh()), config("42"))
+    assert found.checkpoint["channel_values"] == {**old, "n": 1}

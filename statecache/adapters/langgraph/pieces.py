@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Pieces = dict[PieceName, bytes]
 _APART_MAX = 4
 """How many versions of a channel may lie between two that are read at once."""
+_AGAIN_BYTES_MAX = 15 * 1024 * 1024
+"""How many bytes are put again in one commit, which is of 16 MiB, with what goes with them."""
 
 
 class _Large(NamedTuple):
@@ -173,9 +175,9 @@ def _is(state: State[Any] | None, one: PieceName) -> bool:
 def put_again(document: Document) -> Plan[list[Set]]:
     """Return what writes those large values of a checkpoint once more that are not the newest of their channels.
 
-    What the history does not hold any more is left out.
+    Left out is what the history does not hold any more, and what a commit has no room for.
     """
-    sets = list[Set]()
+    sets, size = list[Set](), 0
     for large in _large(document, document["channel_values"]):
         for one, copy in large.pieces.items():
             name = copy or one.name
@@ -184,5 +186,7 @@ def put_again(document: Document) -> Plan[list[Set]]:
                 continue
             with suppress(VersionNotFound):
                 state = yield from _older(one, copy)
-                sets.append(Set(name, state.value, expected=newest))
+                size += len(piece_of(state.value)) * 4 // 3
+                if size <= _AGAIN_BYTES_MAX:
+                    sets.append(Set(name, state.value, expected=newest))
     return sets

@@ -91,7 +91,7 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
         found: dict[str, State[Any] | None] = {} if attempt else _remembered(draft, recent)
         found |= yield from _read([one for one in names if one not in found], read)
         known, head = found.get(name), found[place.head]
-        follows = head is None or own(head)["checkpoint_id"] == draft.parent_id
+        follows = too_large or head is None or own(head)["checkpoint_id"] == draft.parent_id
         there = _there(draft, known, found) if too_large else {}
         forms, packed = _forms(draft, found.get(parent), known, there, follows=follows)
         found |= yield from _read([one for one in _names(place, packed) if one not in found], read)
@@ -104,7 +104,7 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
         except LimitExceeded:
             if too_large:
                 raise
-            too_large = True  # it may have been put before: then its large values are there
+            too_large = True  # then what was put before, or stands in its channel's history, is not put again
         except (VersionConflict, AlreadyExists):
             recent.forget(place)
             if attempt == ATTEMPTS_MAX - 1:
