@@ -7,6 +7,8 @@ What is given, in which order, and from where on, stands in `statecache.core.fee
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from statecache.changes import Change
@@ -17,6 +19,7 @@ from statecache.core.feed.consumers import END_S, Consumer, checked_consumer
 from statecache.core.feed.feed import ROWS, Feed
 from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.view import VerbGroup
+from statecache.errors import StateCacheError
 from statecache.expiry import expires_at
 from statecache.history_errors import HistoryDamaged
 from statecache.model import Position
@@ -130,7 +133,17 @@ class Following(Generic[V]):
     def _left_out(self, row: Row) -> bool:
         return self._typed and row[12] in OWN_SCHEMAS
 
-    def _change(self, row: Row) -> Change[V]:
+    def _change(self, row: Row, passed: Callable[[], object]) -> Change[V]:
+        """Return the change of a row, and call `passed`, for one that raises too; not where a signal interrupts."""
+        try:
+            change = self._decoded(row)
+        except StateCacheError:
+            passed()
+            raise
+        passed()
+        return change
+
+    def _decoded(self, row: Row) -> Change[V]:
         shard, n, _, late, key, op, data, version, epoch, change_id, parent, encoding, schema = row[:13]
         value = None
         if isinstance(data, HistoryDamaged):
@@ -192,14 +205,16 @@ class Changes(Following[V], Generic[V]):
         while True:
             if self._consumer is not None:
                 run(self._tend(self._consumer))
-            row = feed.take()
+            row = feed.peek()
             if row is None:
                 if feed.ended:
                     run(self.close())
                     raise StopIteration
                 run(feed.read(self._seconds()))
-            elif not self._left_out(row):
-                return self._change(row)
+            elif self._left_out(row):
+                feed.take()
+            else:
+                return self._change(row, feed.take)
 
     def _tend(self, consumer: Consumer) -> None:
         """Have the consumer's name, and store where it stands: all that was given so far was handled."""
@@ -258,43 +273,41 @@ class Watch(Following[V], Generic[V]):
         self._listed: dict[str, int] = {}
 
     def __next__(self) -> Change[V]:
-        feed, pending = self._feed, self._pending
+        feed = self._feed
         while True:
-            if self._listing and not pending:
+            if self._listing and not self._pending:
                 run(self._list())
-            elif not pending or (feed.has_moved and len(pending) < ROWS and not self._listing):
-                if feed.ended and not pending:
+            elif feed.peek() is not None:  # the last call was cut short
+                run(self._gather())
+            elif not self._pending or (feed.has_moved and len(self._pending) < ROWS and not self._listing):
+                if feed.ended and not self._pending:
                     raise StopIteration
                 run(feed.read(self._seconds()))
                 run(self._gather())
-            if pending:
-                row = pending.pop(next(iter(pending)))
+            if self._pending:
+                key, row = next(iter(self._pending.items()))
                 if not self._left_out(row) and not _replaced(row):
-                    return self._change(row)
+                    return self._change(row, partial(self._pending.pop, key))
+                del self._pending[key]
 
     def _list(self) -> None:
         """Read a page of what is there; what is newer than where the feed begins will come again there."""
         places = run(self._feed.start(self._seconds()))
         rows = run(self._feed.states(self._last, self._seconds()))
-        self._listing = bool(rows)
-        for row in rows:
-            self._last = row[4]
-            self._pending[row[4]] = row
-            if row[1] >= places[row[0]].n:
-                self._listed[row[4]] = row[7]
+        page, last = {row[4]: row for row in rows}, rows[-1][4] if rows else self._last
+        self._listed |= {row[4]: row[7] for row in rows if row[1] >= places[row[0]].n}
+        self._pending, self._last, self._listing = page, last, bool(page)  # all, or nothing where a signal interrupts
 
     def _gather(self) -> None:
-        """Keep of what was read the newest change of each key."""
-        for row in self._feed.take_all():
-            key, version = row[4], row[7]
-            if row[3] and not run(self._is_newest(key, version)):
-                continue
-            listed = self._listed.get(key, 0)
-            if version >= listed:
-                self._listed.pop(key, None)
-            if version > listed:
+        """Keep of what was read the newest change of each key; one counts as given when it is known what it is."""
+        while (row := self._feed.peek()) is not None:
+            key, version, listed = row[4], row[7], self._listed.get(row[4], 0)
+            if version > listed and (not row[3] or run(self._is_newest(key, version))):
                 self._pending.pop(key, None)
                 self._pending[key] = row
+            self._feed.take()
+            if version >= listed:
+                self._listed.pop(key, None)
 
     def _is_newest(self, key: str, version: int) -> bool:
         """Return whether a change that came late is its key's newest; others may have come before it."""

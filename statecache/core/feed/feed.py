@@ -14,6 +14,8 @@ when it meets them, marked so. Across shards there is no order; a group is on on
     behind    shards that have more are read in turn, one at a time, before all are looked at again
     waiting   for an event that a watermark moved: those shards are read. All are looked at every second, for an event
               may be lost, and Redis away: reading needs Postgres alone
+    failing   a read that failed, was cancelled, or in which a signal handler raised, changes nothing: which shards have
+              more, moved, or are to be looked at stays noted until they were read, so the next one does it again
 
 A cursor (`rules.feed`) holds the places. Where one cannot be gone on from, CursorEnded says so, with one that can:
 a restored Postgres went on without changes that were given, or some that were not are deleted. A Postgres that went
@@ -22,7 +24,6 @@ back behind a place, and is being flushed again, is waited for: the same changes
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from hashlib import sha256
 from operator import itemgetter
@@ -59,6 +60,17 @@ _N_MAX = 2**62
 _in_order = itemgetter(0, 1, 2)
 
 
+class _Batch:
+    """The rows of one read: how many of them were given, and for how many of these the places were moved.
+
+    `epochs` are the shards' epochs, `ends` their places behind all of it.
+    """
+
+    def __init__(self, rows: list[Row], epochs: dict[int, int], ends: dict[int, FeedPlace]) -> None:
+        self.rows, self.epochs, self.ends = rows, epochs, ends
+        self.given = self.folded = 0
+
+
 class Feed:
     """One reader's way through the changes under a prefix: batches of rows, and how far they were given."""
 
@@ -69,12 +81,10 @@ class Feed:
         if since is not None and not self.begins_now:
             cursor_of(since)
         self._places: dict[int, FeedPlace] | None = None
-        self._rows: list[Row] = []
-        self._given = self._folded = 0
-        self._ends: dict[int, FeedPlace] = {}
-        self._epochs: dict[int, int] = {}
-        self._behind: deque[int] = deque()
+        self._batch = _Batch([], {}, {})
+        self._behind: Sequence[int] = ()
         self._moved: set[int] = set()
+        self._due: set[int] = set()
         self._signal = runtime.io.signal()
         self._looked_at = self._listen_at = 0.0
         self._caught_up = False
@@ -105,13 +115,13 @@ class Feed:
 
     def _fold(self) -> None:
         """Move the places behind what was given."""
-        places = self._places or {}
-        if self._given == len(self._rows):
-            places.update(self._ends)
+        places, batch = self._places or {}, self._batch
+        if batch.given == len(batch.rows):
+            places.update(batch.ends)
         else:
-            for row in self._rows[self._folded : self._given]:
-                places[row[0]] = after(places[row[0]], row, self._epochs[row[0]])
-        self._folded = self._given
+            for row in batch.rows[batch.folded : batch.given]:
+                places[row[0]] = after(places[row[0]], row, batch.epochs[row[0]])
+        batch.folded = batch.given
 
     def begin(self, since: Since) -> None:
         """Have the reader begin elsewhere, before anything was read."""
@@ -128,25 +138,21 @@ class Feed:
         self.stopped = True
         self._signal.set()
 
-    def take(self) -> Row | None:
+    def peek(self) -> Row | None:
         """Return the next row of what was read, or None where there is no more of it."""
-        if self._given == len(self._rows):
-            return None
-        row = self._rows[self._given]
-        self._given += 1
-        return row
+        batch = self._batch
+        return None if batch.given == len(batch.rows) else batch.rows[batch.given]
 
-    def take_all(self) -> list[Row]:
-        """Return all rows that were read and not taken yet."""
-        rows, self._given = self._rows[self._given :], len(self._rows)
-        return rows
+    def take(self) -> None:
+        """Count the next row as given."""
+        self._batch.given += 1
 
     # Reading.
 
     @property
     def has_moved(self) -> bool:
         """Whether more is known to be there."""
-        return bool(self._moved or self._behind)
+        return bool(self._moved or self._due or self._behind)
 
     @property
     def ended(self) -> bool:
@@ -159,11 +165,11 @@ class Feed:
         `seconds` bounds each exchange with a server.
         """
         if self._follow and monotonic() >= self._listen_at:
-            self._listen_at = monotonic() + LOOK_S
+            self._listen_at = monotonic() + LOOK_S  # though it may be cut short: Redis is not needed to read
             await self._listen()
         await self.start(seconds)
         self._fold()
-        if self._caught_up and not self._moved:
+        if self._caught_up and not self.has_moved:
             await self._signal.wait(max(0.0, self._looked_at + LOOK_S - monotonic()))
         if not self.stopped:
             await self._read(self._next_shards(), seconds)
@@ -172,12 +178,10 @@ class Feed:
         """Return which shards to read: one that has more, or those that moved, or all."""
         self._signal = self._runtime.io.signal()
         if self._behind:
-            return [self._behind.popleft()]
-        moved, self._moved = self._moved, set()
-        if moved and monotonic() < self._looked_at + LOOK_S:
-            return sorted(moved)
-        self._looked_at = monotonic()
-        return self._shards
+            return self._behind[:1]
+        self._due.update(self._moved)
+        self._moved.difference_update(self._due)  # not those of which another thread hears in between
+        return sorted(self._due) if self._due and monotonic() < self._looked_at + LOOK_S else self._shards
 
     async def _first(self, seconds: float) -> dict[int, FeedPlace]:
         """Return where the reader begins."""
@@ -192,25 +196,27 @@ class Feed:
         return cursor.on(self._runtime.postgres.cluster, self.prefix, self._shards)
 
     async def _read(self, shards: Sequence[int], seconds: float) -> None:
-        """Read the next batch of these shards."""
-        places = self._places or {}
+        """Read the next batch of these shards; all that this changes is stored at the end, in one statement."""
+        places, asked_at = self._places or {}, monotonic()
         rows_max = min(max(ROWS // max(len(shards), 1), ROWS_MIN), ROWS)
-        heads, rows = await self._asked({shard: places[shard] for shard in shards}, rows_max, seconds)
+        heads, found = await self._asked({shard: places[shard] for shard in shards}, rows_max, seconds)
         self._refuse_broken(heads)
         skipped = {shard for shard, head in heads.items() if beginning(places[shard], head) != places[shard]}
-        full = {row[0] for row in rows if not row[17]}
-        self._rows = [row for row in rows if row[17] and row[0] not in skipped]
-        self._epochs = {shard: head.epoch for shard, head in heads.items()}
-        self._ends = {shard: behind(places[shard], head) for shard, head in heads.items()}
-        self._ends |= {shard: beginning(places[shard], heads[shard]) for shard in skipped}
+        full = {row[0] for row in found if not row[17]}
+        rows = [row for row in found if row[17] and row[0] not in skipped]
+        epochs = {shard: head.epoch for shard, head in heads.items()}
+        ends = {shard: behind(places[shard], head) for shard, head in heads.items()}
+        ends |= {shard: beginning(places[shard], heads[shard]) for shard in skipped}
         if full:  # of these less was read than was looked at
-            self._ends |= {shard: places[shard] for shard in full}
-            for row in self._rows:
+            ends |= {shard: places[shard] for shard in full}
+            for row in rows:
                 if row[0] in full:
-                    self._ends[row[0]] = after(self._ends[row[0]], row, self._epochs[row[0]])
-        self._given = self._folded = 0
-        self._behind.extend(shard for shard, head in heads.items() if head.more or shard in full | skipped)
-        self._caught_up = not self._behind
+                    ends[row[0]] = after(ends[row[0]], row, epochs[row[0]])
+        batch, due = _Batch(rows, epochs, ends), self._due.difference(shards)
+        more = [shard for shard, head in heads.items() if head.more or shard in full | skipped]
+        more = [*(shard for shard in self._behind if shard not in shards), *more]
+        looked_at = asked_at if shards is self._shards else self._looked_at
+        self._batch, self._behind, self._due, self._caught_up, self._looked_at = batch, more, due, not more, looked_at
 
     async def _asked(
         self, places: dict[int, FeedPlace], rows_max: int, seconds: float
