@@ -65,7 +65,9 @@ class Worker:
             settings, self.keys, name=f"statecache worker {self.id[-8:]}", cluster=lambda: self.redis.cluster,
             ask_redis=self.redis.look_again)  # fmt: skip
         self.ownership, self.expiry = Ownership(settings, owner=self.id), Expiry(settings, monotonic=monotonic)
-        self.flusher = Flusher(settings, self.keys, owner=self.id, monotonic=monotonic)
+        self.flusher = Flusher(
+            settings, self.keys, owner=self.id, cluster=lambda: self.postgres.cluster, monotonic=monotonic
+        )
         self.janitor = Janitor(settings, self.keys, self.flusher, owner=self.id, monotonic=monotonic)
         self.gatekeeper = Gatekeeper(
             settings, self.keys, self.redis, self.postgres, by=self.id, done=self.refresh, monotonic=monotonic
