@@ -98,7 +98,7 @@ async def _transacted(client: AsyncStateCache) -> None:
 
 
 OPS: dict[str, Op] = {
-    "set": lambda client: client.set(KEY, "astray"),
+    "set": lambda client: client.set(KEY, "misled"),
     "get": lambda client: client.get(KEY),
     "get fenced": lambda client: client.get(KEY, read="fenced"),
     "get_many": lambda client: client.get_many([KEY, f"{KEY}/2"]),
