@@ -345,17 +345,19 @@ def test_large_values_that_are_far_apart_are_read_one_by_one() -> None:
     assert "history" not in view.verbs
 
 
-def test_a_value_that_is_gone_is_missed_where_the_listing_comes_to_it() -> None:
+def test_a_checkpoint_whose_value_is_gone_is_left_out_of_a_listing_alone() -> None:
     chain = [checkpoint({"a": f"{number}{LARGE}"}, version=number) for number in range(6)]
     with memory() as cache:
         view = cache.namespace("langgraph")
         for one in chain:
             run(view, put(PLACE, None, one, METADATA, one["channel_versions"], SERDE, Recent()))
         view.update(PLACE.checkpoint(chain[2]["id"]), lambda document: _naming(document, version=1))
-        listing = checkpoints_of(view, Query(PLACE))
-        assert [next(listing) for _ in range(3)] == chain[:2:-1]
+        left = [*chain[:2:-1], *chain[1::-1]]
+        assert [*checkpoints_of(view, Query(PLACE))] == left
+        for limit in range(6):
+            assert [*checkpoints_of(view, Query(PLACE, limit=limit))] == left[:limit]
         with pytest.raises(VersionNotFound, match="not put with checkpoint"):
-            next(listing)
+            run(view, get_tuple(PLACE, chain[2]["id"], SERDE, Recent()))
 
 
 def test_what_a_verb_raises_is_raised_in_the_listing_that_called_it() -> None:

@@ -29,7 +29,7 @@ EXPIRY = {
     "ended for reads": Mutant(
         "a read finds a state whose end has come",
         "statecache/core/redis/server_clock.py",
-        "(boottime() if at is None else at) < self.moment_of(record.encoding)",
+        "self.server_ms(boottime() if at is None else at) < until",
         "True",
         by="chaos",
     ),
