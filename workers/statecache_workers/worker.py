@@ -78,9 +78,8 @@ class Worker:
         self.redial = Redial(
             settings, self.keys, self.redis, self.flusher.streams, done=self.refresh, monotonic=monotonic
         )
-        self.holdings: dict[int, Holding] = {}
+        self.holdings, self.stocks, self.share = dict[int, Holding](), dict[int, Stock](), Share()
         self.heads: Heads | None = None
-        self.stocks, self.share = dict[int, Stock](), Share()
         self.turn_s, self.room = Buckets(SECONDS), Room(settings, monotonic=monotonic)
         self.ready, self._joined, self.taking = False, False, True
         self._monotonic, self._nudge = monotonic, asyncio.Event()
