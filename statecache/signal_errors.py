@@ -8,7 +8,7 @@ known by that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
 import msgspec
@@ -32,20 +32,23 @@ def is_of_handler(error: BaseException) -> bool:
 
 
 def _was_given(frame: FrameType, other: FrameType) -> bool:
-    """Return whether a call was given another's frame, as handlers are."""
-    for value in frame.f_locals.values():
-        if value is other or (value.__class__ is tuple and any(part is other for part in value)):
-            return True
-    return False
+    """Return whether a call was given a number and another's frame, as handlers are; no code of users is run."""
+    given = [*frame.f_locals.values()]
+    return _are_a_handlers(given, other) or any(type(one) is tuple and _are_a_handlers(one, other) for one in given)
+
+
+def _are_a_handlers(given: Sequence[object], other: FrameType) -> bool:
+    return any(one is other for one in given) and any(type(one) is int for one in given)
 
 
 def _told_in(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, and those of users' code that a library made it of."""
     yield error
-    from_pydantic = error.__class__.__module__.startswith("pydantic")
-    if error.__cause__ is not None and (from_pydantic or isinstance(error, msgspec.ValidationError)):
-        yield from _told_in(error.__cause__)
-    elif from_pydantic and hasattr(error, "errors"):
+    module, cause = error.__class__.__module__, error.__cause__
+    tells = module.startswith("pydantic") or isinstance(error, msgspec.ValidationError)
+    if tells and cause is not None and cause is not error:
+        yield from _told_in(cause)
+    elif module.startswith("pydantic_core") and hasattr(error, "errors"):
         for one in error.errors(include_url=False, include_input=False):
             inner = one.get("ctx", {}).get("error")
             if isinstance(inner, Exception):

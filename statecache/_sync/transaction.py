@@ -132,8 +132,8 @@ class Transaction(Generic[D]):
     def _watch(self, link: Link, end: float) -> list[str]:
         """Watch and read every key in one round trip, and return the keys that are not in Redis."""
         redis_keys = [self._runtime.keys.state(key) for key in self._keys]
-        meta, asked = self._runtime.keys.meta(self._shard), self._runtime.redis.asked
-        gate = link.call(script("fenced_read"), [meta], asked)
+        meta, fence = self._runtime.keys.meta(self._shard), self._runtime.settings.fence
+        gate = link.call(script("fenced_read"), [meta], [fence])
         commands = [("WATCH", *redis_keys), gate, *(("HMGET", redis_key, *FIELDS) for redis_key in redis_keys)]
         link.watching = True
         watched, proof, *replies = run(link.run(commands, seconds=max(end - monotonic(), 0.001)))

@@ -94,16 +94,12 @@ class Commit(msgspec.Struct, kw_only=True, eq=False, weakref=True):
         """Whether any of its writes makes its value of what is there."""
         return any(write.modifier is not None for write in self.writes)
 
-    def arguments(
-        self, settings: Settings, limits: Sequence[str], *, replicas: int = 0, epoch: int = 0, cluster: str = ""
-    ) -> list[Any]:  # fmt: skip
+    def arguments(self, settings: Settings, limits: Sequence[str], *, replicas: int = 0, epoch: int = 0) -> list[Any]:
         """Return the script's ARGV, but for the times at its end.
 
-        So many `replicas` must be connected, and the shard be open in that `epoch` or in a later one, in that cluster's
-        data set, where it is known.
+        So many `replicas` must be connected, and the shard be open in that `epoch` or in a later one.
         """
-        known = replicas or epoch or cluster
-        fence = f"{settings.fence} {replicas} {epoch} {cluster}" if known else settings.fence
+        fence = f"{settings.fence} {replicas} {epoch}" if replicas or epoch else settings.fence
         arguments: list[Any] = [
             self.nonce, self.change_id, fence, str(self.applied_at or 1) if self.repeat else "0", writer_of(settings),
             self.actor, self.reason, *limits,

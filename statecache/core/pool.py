@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from math import inf
 from typing import Any, Generic
-from weakref import WeakSet
 
 from statecache._process import begins_anew_after_fork
 from statecache.clock import monotonic
@@ -84,7 +83,6 @@ class Pool(Generic[C]):
             self._open_one, io=self._io, size=self._size, late=self._late, long_s=self._long_s
         )  # fmt: skip
         self._silent_since = -inf
-        self._left: WeakSet[C] = WeakSet()
         self.longest_wait_s = 0.0
 
     def begin_anew(self, _: AbstractContextManager[Any]) -> None:
@@ -115,7 +113,7 @@ class Pool(Generic[C]):
             slot, seconds = await self._wait_for_slot(seconds, ahead)
         try:
             self._check_open()
-            connection = await self._from_idle(seconds)
+            connection = self._idle.revived() or await self._idle.get(seconds)
             if self._closed:  # meanwhile
                 await connection.close()
                 raise closed()
@@ -123,12 +121,6 @@ class Pool(Generic[C]):
             slot.release()
             raise
         connection.slot = slot
-        return connection
-
-    async def _from_idle(self, seconds: float) -> C:
-        """Return an idle connection, or one that is opened; close those that were to be lent no more."""
-        while (connection := self._idle.revived() or await self._idle.get(seconds)) in self._left:
-            await connection.close()
         return connection
 
     def _check_open(self) -> None:
@@ -221,11 +213,6 @@ class Pool(Generic[C]):
         slot.release()
         if hold is not None:
             hold.release()
-
-    async def drop_all(self) -> None:
-        """Close the idle connections, and those in use once they are back: none that is open now is lent again."""
-        self._left.update(self._idle.all())
-        await self.drop_idle(all_of_them=True)
 
     async def drop_idle(self, *, all_of_them: bool = False) -> None:
         """Close the idle connections that are doubted since another one failed, or all of them."""

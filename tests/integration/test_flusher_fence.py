@@ -177,18 +177,17 @@ async def test_a_late_acknowledgement_changes_nothing(agents: Agents, redis_raw:
     before = (agents.meta(0), agents.dirty(0))
     meta, change_id = before[0], redis_raw.hget(keys.state(key), "change_id")
 
-    def acknowledge(epoch: int, replid: str, n: int, cluster: str = "") -> int:
-        numbers = [epoch, replid, n, n, n, 0, cluster]
+    def acknowledge(epoch: int, replid: str, n: int) -> int:
+        numbers = [epoch, replid, n, n, n, 0]
         return int(redis_raw.eval(script("ack").text, 3, *names, *numbers, change_id))
 
     assert acknowledge(0, meta["replid"], 3) == 0, "of another lineage with the same n"
     assert acknowledge(2, meta["replid"], 3) == 0, "of an epoch that this data set does not know"
     assert acknowledge(1, "a" * 40, 3) == 0, "of another server"
     assert acknowledge(1, meta["replid"], 4) == 0, "beyond what this data set holds"
-    assert acknowledge(1, meta["replid"], 3, "another") == 0, "of another deployment"
     assert (agents.meta(0), agents.dirty(0)) == before
     assert redis_raw.exists(keys.state(key))
-    assert acknowledge(1, meta["replid"], 2, meta["cluster"]) == 1
+    assert acknowledge(1, meta["replid"], 2) == 1
     assert acknowledge(1, meta["replid"], 1) == 1
     assert (agents.meta(0)["flushed"], agents.dirty(0)) == ("2", {key})
 

@@ -68,26 +68,6 @@ async def test_no_more_than_its_size_are_lent_and_the_wait_ends_with_the_time() 
     assert await pool.take(1) in held
 
 
-async def test_no_connection_that_is_open_is_lent_again_once_all_are_dropped() -> None:
-    pool = _pool(3)
-    lent, other, idle = [await pool.take(1) for _ in range(3)]
-    pool.give(idle)
-    await pool.drop_all()
-    assert [line.closed for line in (lent, other, idle)] == [0, 0, 1], "who uses one goes on with it"
-    pool.give(lent)
-    new = await pool.take(1)
-    assert new not in (lent, other, idle)
-    assert lent.closed == 1
-    taken = [await pool.take(1)]
-    waiting = asyncio.create_task(pool.take(WAIT_S))
-    await asyncio.sleep(0)
-    pool.give(other)
-    taken.append(await waiting)
-    assert not {lent, other, idle} & {*taken}
-    pool.give(new)
-    assert await pool.take(1) is new
-
-
 async def test_who_waits_longest_is_served_first() -> None:
     pool = _pool(1)
     line = await pool.take(1)

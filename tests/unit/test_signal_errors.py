@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -234,3 +235,50 @@ def test_what_a_class_raises_is_a_codec_error_while_a_handlers_error_is_handled_
                 codec_for(MoodyData).decode(b'{"x":1}', key=KEY)
         finally:
             Mood.act = lambda: None
+
+
+class Lazy:
+    """What is looked up when it is used, as web frameworks have it, and cannot be now."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise RuntimeError("there is no request")
+
+
+def _with_a_lazy_local() -> None:
+    here = Lazy()
+    raise ValueError(f"it is {type(here).__name__}")
+
+
+def _with_the_callers_frame() -> None:
+    def refuse(frame: Any) -> None:
+        raise ValueError(f"{frame.f_code.co_name} is wrong")
+
+    refuse(inspect.currentframe())
+
+
+def _by_an_earlier_pydantic() -> None:
+    raise _EARLIER("wrong")
+
+
+def _from_itself() -> None:
+    error = msgspec.ValidationError("wrong")
+    raise error from error
+
+
+class _Earlier(ValueError):
+    def errors(self) -> list[Any]:
+        return []
+
+
+_EARLIER = type("ValidationError", (_Earlier,), {"__module__": "pydantic.v1.error_wrappers"})
+
+
+@pytest.mark.parametrize("refuse", [_with_a_lazy_local, _with_the_callers_frame, _by_an_earlier_pydantic, _from_itself])
+def test_what_a_class_raises_is_a_codec_error_whatever_it_has_at_hand(refuse: Any) -> None:
+    Mood.act = refuse
+    try:
+        with pytest.raises(CodecError):
+            codec_for(Moody).decode(b'{"x":1}', key=KEY)
+    finally:
+        Mood.act = lambda: None

@@ -16,7 +16,6 @@ from statecache.concurrency import TASKS
 from statecache.concurrency.waking import TaskSignal
 from statecache.core.epoch.newest_epochs import NewestEpochs
 from statecache.core.redis.server_clock import ServerClock
-from statecache.core.redis.tier import RedisTier
 from statecache.core.redis.tracked_call import Call
 from statecache.core.redis.tracking import TrackedConnection
 from statecache.errors import ForeignData, RedisUnavailable
@@ -78,8 +77,7 @@ def near() -> Near:
 @pytest.fixture
 def line(near: Near) -> Any:
     """A line that nothing is connected to, of which all shards are open."""
-    tier: Any = SimpleNamespace(io=TASKS, clock=ServerClock(), accepted="")
-    tier.is_ours = lambda cluster: RedisTier.is_ours(tier, cluster)
+    tier: Any = SimpleNamespace(io=TASKS, clock=ServerClock())
     made: Any = TrackedConnection(Settings(), KeySpace(), tier, near, NewestEpochs(), owner=object)
     made._open = {*range(64)}
     return made
@@ -158,18 +156,6 @@ async def test_a_server_that_is_no_primary_is_left(line: Any, near: Near, reply:
     with pytest.raises(RedisUnavailable, match="no primary"):
         line._answered(Link(7.5), reply)
     assert not near.trusted(7.6)
-
-
-async def test_another_cluster_than_the_first_one_that_was_told_is_left(line: Any, near: Near) -> None:
-    told = (b"master abc 1  5", b"master abc 1 1 abc ours 5", b"master abc 1   5", b"master abc 1 WRONGTYPE theirs  5")
-    for at, reply in enumerate(told):  # a meta that comes later, or is emptied, or cannot be read is no other one
-        line._answered(Link(7.5 + at), reply)
-        assert near.trusted(7.6 + at)
-    assert not line._is_strange
-    with pytest.raises(RedisUnavailable, match="another deployment, cluster theirs, has taken the place"):
-        line._answered(Link(20.5), b"master abc 1 1 abc theirs 5")
-    assert not near.trusted(20.6)
-    assert line._is_strange
 
 
 async def test_nothing_more_is_taken_off_a_connection_whose_reader_was_interrupted(line: Any) -> None:

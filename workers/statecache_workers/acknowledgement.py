@@ -64,5 +64,4 @@ class Acknowledgement:
         keys, shard = self._keys, holding.shard
         states = [keys.state(key) for key, _ in forked]
         names = [keys.meta(shard), keys.events(shard), *states]
-        row, changes = holding.row, (change_id for _, change_id in forked)
-        return names, [row.epoch, row.replid, *numbers, self._streams.cluster(), *changes]
+        return names, [holding.row.epoch, holding.row.replid, *numbers, *(change_id for _, change_id in forked)]

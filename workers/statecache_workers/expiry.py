@@ -35,7 +35,7 @@ class Expiry:
         self._task: asyncio.Task[None] | None = None
         self._next = monotonic()
         self._failures = 0
-        self._ending = self._leaving = False
+        self._ending = False
         self.deleted = 0
         """How many states it has deleted."""
 
@@ -54,19 +54,10 @@ class Expiry:
         """Begin nothing any more; what is under way ends with the few hundred states that it is at."""
         self._ending = True
 
-    async def leave_server(self) -> None:
-        """Close the idle connections to Redis, and those that are in use before anything else is begun on them."""
-        self._leaving = self.busy
-        if self._runtime is not None:
-            await self._runtime.redis.pool.drop_idle(all_of_them=True)
-
     async def _delete(self, shards: Sequence[int]) -> None:
         try:
             if self._runtime is None:
                 self._runtime = Runtime(self._settings)
-            if self._leaving:
-                await self._runtime.redis.pool.drop_idle(all_of_them=True)
-                self._leaving = False
             self.deleted += await delete_ended(
                 self._runtime, shards, seconds=self._settings.timeout_s, enough=lambda: self._ending
             )

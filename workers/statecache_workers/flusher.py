@@ -94,14 +94,13 @@ class Flusher:
         keys: KeySpace,
         *,
         owner: str,
-        cluster: Callable[[], str] = str,
         monotonic: Callable[[], float] = monotonic,
     ) -> None:
         self._settings = settings
         self._monotonic = monotonic
         self._keys = keys
         self._owner = owner
-        self.streams = Streams(settings, keys, cluster=cluster)
+        self.streams = Streams(settings, keys)
         self.tips = TipCache(settings.tips_max, settings.history_values_bytes_max)
         self.histories = KeptHistories()
         self.values = ValuesAhead(self.tips)

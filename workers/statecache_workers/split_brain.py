@@ -2,8 +2,7 @@
 
 Agents that reach it are acknowledged what is never flushed, and all of that is gone once it is made a replica. A worker
 that reaches it keeps it in `conflict`, of all shards: those that it holds, those that other workers hold and flush from
-the new primary, and when it holds none. It goes on for as long as it reaches that server: what is there is kept before
-the address is dialled again (`redial`), and where that leads to the same server, nothing changes.
+the new primary, and when it holds none. It goes on for as long as it reaches that server.
 
     look    now and then, on the worker's own connection, what meta and row say of some shards; nothing is locked
     keep    where they do not fit, the gates' own rules decide which shards are another branch, and a piece of what
@@ -61,10 +60,6 @@ class SplitBrain:
     def rescued(self) -> int:
         """How many changes it has kept that nobody had kept before."""
         return self._gate.rescued
-
-    def look_soon(self) -> None:
-        """Look in the next turn, not a lease later: something may not fit."""
-        self._next = min(self._next, self._monotonic())
 
     async def look(self, link: Link, database: Database) -> bool:
         """Look, where it is time, and keep a piece of what is found; return whether there is more to be kept now."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -202,11 +202,10 @@ def weight(found: ChangeSet) -> int:
 
 
 class Streams:
-    """The heads and entries of shards, read from Redis; `cluster` returns of which cluster they must be, '' for any."""
+    """The heads and entries of shards, read from Redis."""
 
-    def __init__(self, settings: Settings, keys: KeySpace, *, cluster: Callable[[], str] = str) -> None:
+    def __init__(self, settings: Settings, keys: KeySpace) -> None:
         self._settings = settings
-        self.cluster = cluster
         self._keys = keys
         self._known: dict[int, tuple[Any, Head | str]] = {}
         self._reached: dict[int, Position] = {}
@@ -240,15 +239,8 @@ class Streams:
         return self._told(shards, answer)
 
     async def read(self, link: Link, wanted: Sequence[Wanted]) -> list[Slice]:
-        """Read so many entries of each shard; one whose stream cannot be read is set apart.
-
-        There are no slices where another deployment's data set has taken the place of ours since the heads were read.
-        """
-        ranges = [self._range(one.holding.shard, one.start.after, one.most) for one in wanted]
-        behind = ("HGET", self._keys.meta(wanted[-1].holding.shard), "cluster")
-        *replies, owner = await self.run(link, [*ranges, behind])
-        if isinstance(owner, bytes) and self.cluster() not in ("", owner.decode("utf-8", "replace")):
-            return []
+        """Read so many entries of each shard; one whose stream cannot be read is set apart."""
+        replies = await self.run(link, [self._range(one.holding.shard, one.start.after, one.most) for one in wanted])
         return self._cut(wanted, replies)
 
     async def glance(self, link: Link, asked: Sequence[tuple[Holding, int]]) -> tuple[Heads, list[Slice]]:
@@ -296,7 +288,7 @@ class Streams:
         return heads, self._cut(wanted, replies)
 
     def _question(self, shards: Sequence[int]) -> tuple[list[str], list[Any]]:
-        return [self._keys.meta(shard) for shard in shards], [self._settings.fence, self.cluster()]
+        return [self._keys.meta(shard) for shard in shards], [self._settings.fence]
 
     def _told(self, shards: Sequence[int], answer: Sequence[Any]) -> Heads:
         seen = monotonic()

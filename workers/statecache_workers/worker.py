@@ -13,6 +13,7 @@ nothing was acknowledged then, what was believed is forgotten, and the next turn
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -36,8 +37,8 @@ from statecache_workers.lost_tails import tell_of_tails
 from statecache_workers.owned_shards import Head, Heads, Holding
 from statecache_workers.ownership import Ownership, Share, leave_held, look_again
 from statecache_workers.policies import Policies
-from statecache_workers.redial import Redial, hang_up
 from statecache_workers.redis_memory import Room
+from statecache_workers.redis_rights import worker_link
 from statecache_workers.resync import resync
 from statecache_workers.split_brain import SplitBrain
 from statecache_workers.streams import Stock, Woken
@@ -64,28 +65,28 @@ class Worker:
             settings, self.keys, name=f"statecache worker {self.id[-8:]}", cluster=lambda: self.redis.cluster,
             ask_redis=self.redis.look_again)  # fmt: skip
         self.ownership, self.expiry = Ownership(settings, owner=self.id), Expiry(settings, monotonic=monotonic)
-        self.flusher = Flusher(
-            settings, self.keys, owner=self.id, cluster=lambda: self.postgres.cluster, monotonic=monotonic
-        )
+        self.flusher = Flusher(settings, self.keys, owner=self.id, monotonic=monotonic)
         self.janitor = Janitor(settings, self.keys, self.flusher, owner=self.id, monotonic=monotonic)
         self.gatekeeper = Gatekeeper(
-            settings, self.keys, self.redis, self.postgres, by=self.id, done=self._gates_tried, monotonic=monotonic
+            settings, self.keys, self.redis, self.postgres, by=self.id, done=self.refresh, monotonic=monotonic
         )
         self.policies = Policies(settings, self.keys, self.flusher.histories, by=self.id, monotonic=monotonic)
         self.split_brain = SplitBrain(
             settings, self.keys, self.flusher.streams, self.ownership, self.postgres, by=self.id, monotonic=monotonic
         )
-        self.redial = Redial(
-            settings, self.keys, self.redis, self.flusher.streams, done=self.refresh, monotonic=monotonic
-        )
-        self.holdings, self.stocks, self.share = dict[int, Holding](), dict[int, Stock](), Share()
+        self.holdings: dict[int, Holding] = {}
         self.heads: Heads | None = None
-        self.turn_s, self.room = Buckets(SECONDS), Room(settings, monotonic=monotonic)
-        self.ready, self._joined, self.taking = False, False, True
-        self._monotonic, self._nudge = monotonic, asyncio.Event()
+        self.stocks, self.share = dict[int, Stock](), Share()
+        self.turn_s = Buckets(SECONDS)
+        self.room = Room(settings, monotonic=monotonic)
+        self.ready = self._joined = False
+        self.taking = True
+        self._monotonic = monotonic
+        self._nudge = asyncio.Event()
         self._next_tend = self._leased_until = self._next_measure = self._uneven_until = monotonic()
-        self.avoidance, self._woken = Avoidance(settings.lease_s), list[int]()
+        self.avoidance = Avoidance(settings.lease_s)
         self._trouble = self._given_up_for = ""
+        self._woken: list[int] = []
         self._flushed, self._next_report = (0, 0), monotonic() + REPORT_S
         self._link: Link | None = None
         self._waker: Link | None = None
@@ -105,19 +106,13 @@ class Worker:
         if self._database is None or not self._database.alive:
             self.forget()
             self._database = Database(await self.postgres.session(), self.settings)
-        found = self.redial.take()
-        if found is not None or self._link is None or not self._link.alive:
+        if self._link is None or not self._link.alive:
             self.forget()
-            await hang_up(self._link, self._waker)  # the server behind may be another one than that which answers now
-            self._link = found or await self.redial.dial()
-        if found is not None:
-            await self.expiry.leave_server()
+            if self._waker is not None:
+                await self._waker.close()  # the server behind it may be another one than that which answers now
+            self._link = await worker_link(self.redis, self.keys, self.settings)
         self.postgres.check_pair()
         return self._link, self._database
-
-    def _gates_tried(self) -> None:
-        self.split_brain.look_soon()
-        self.refresh()
 
     def forget(self) -> None:
         """Forget what is believed of the shards."""
@@ -146,8 +141,6 @@ class Worker:
         if self._monotonic() >= self._next_tend:
             await self._tend(link, database)
         rescuing = await self.split_brain.look(link, database)
-        if not rescuing and (self.split_brain.told or self.gatekeeper.fails_at(self.holdings)):
-            await self.redial.ask(link)
         if not self.holdings:
             if self.settings.health_port is not None:
                 await self.look()  # nothing else would tell this worker that Redis is gone
@@ -340,7 +333,7 @@ class Worker:
     async def look(self) -> None:
         """Ask Redis alone how far the shards are."""
         if self._link is None or not self._link.alive:
-            self._link = await self.redial.dial()
+            self._link = await worker_link(self.redis, self.keys, self.settings)
         self.heads = await self.flusher.streams.heads(self._link, list(self.holdings))
         await self._measure(self._link, self.heads)
 
@@ -394,7 +387,10 @@ class Worker:
 
     async def close(self) -> None:
         """Close every connection."""
-        await asyncio.gather(self.gatekeeper.stop(), self.redial.stop(), self.expiry.stop(), self.janitor.stop())
-        await hang_up(self._link, self._waker)
+        await asyncio.gather(self.gatekeeper.stop(), self.expiry.stop(), self.janitor.stop())
+        for link in (self._link, self._waker):
+            if link is not None:
+                with contextlib.suppress(OSError):
+                    await link.close()
         if self._database is not None:
             await self._database.close()

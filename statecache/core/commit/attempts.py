@@ -161,7 +161,7 @@ class Attempts:
         latest_ms = int(given_up * 1000 + link.ahead_ms)
         arguments = commit.arguments(
             self._settings, self._limits, replicas=self._support.replicas_of(commit.durability),
-            epoch=self._epochs.of(commit.shard), cluster=self._redis.accepted,
+            epoch=self._epochs.of(commit.shard),
         )  # fmt: skip
         arguments.append(latest_ms)
         if commit.repeat or commit.lingers:

@@ -63,7 +63,7 @@ class BehindGates:
             asked = [("HMGET", self._keys.state(key), "epoch", "version") for key in some]
             try:
                 (server, _, *heads), *replies = await self._redis.read_script(
-                    "heads", metas, self._redis.asked, behind=asked, seconds=seconds
+                    "heads", metas, [self._settings.fence], behind=asked, seconds=seconds
                 )
             except ResponseError as error:
                 raise refusal(error, metas[0]) from error
@@ -125,7 +125,7 @@ class BehindGates:
             return {}
         metas = [self._keys.meta(shard) for shard in asked]
         try:
-            ((_, _, *heads),) = await self._redis.read_script("heads", metas, self._redis.asked, seconds=seconds)
+            ((_, _, *heads),) = await self._redis.read_script("heads", metas, [self._settings.fence], seconds=seconds)
         except ResponseError as error:
             raise refusal(error, metas[0]) from error
         return {shard: remembered(head) for shard, head in zip(asked, heads, strict=True)}

@@ -77,7 +77,7 @@ class Dirty:
         self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, *, near: Near,
         reader: Reader,
     ) -> None:  # fmt: skip
-        self._stale_reads = settings.stale_reads
+        self._fence, self._stale_reads = settings.fence, settings.stale_reads
         self._keys = keys
         self._redis = redis
         self._postgres = postgres
@@ -251,7 +251,7 @@ class Dirty:
         metas = [self._keys.meta(shard) for shard in shards]
         try:
             answer, *replies = await self._redis.read_script(
-                "heads", metas, self._redis.asked, behind=commands, seconds=seconds, again=again
+                "heads", metas, [self._fence], behind=commands, seconds=seconds, again=again
             )
         except ResponseError as error:
             raise refusal(error, metas[0]) from error

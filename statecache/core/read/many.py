@@ -199,7 +199,7 @@ class ManyReader:
         seconds = end - monotonic()
         if seconds <= 0:
             raise Unavailable("timeout", detail=f"{parts[0].keys[0]!r} could not be read in time")
-        arguments = [*self._redis.asked, *FIELDS]
+        arguments = [self._settings.fence, *FIELDS]
         calls = [(self._asked(part), arguments) for part in parts]
         try:
             return await self._redis.read_scripts("fenced_reads", calls, seconds=seconds)

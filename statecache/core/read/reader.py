@@ -187,9 +187,8 @@ class Reader:
     async def _looked(self, key: str, end: float) -> ReadState | Closed:
         """Return the state on a primary whose shard is open, hydrated, or what is behind its closed gate."""
         shard, redis_key = self._keys.place(key)
-        asked = [self._keys.meta(shard), redis_key]
+        asked, arguments = [self._keys.meta(shard), redis_key], [self._settings.fence, *FIELDS]
         while True:
-            arguments = [*self._redis.asked, *FIELDS]
             seconds = end - monotonic()
             if seconds <= 0:
                 raise Unavailable("timeout", detail=f"{key!r} could not be read in time")

@@ -3,9 +3,8 @@
 A handshake comes before anyone uses a new connection: the server must be a primary, the pin (shards, hash, prefix,
 schema, cluster) must be ours, and the user must be allowed every command of the scripts, for a script that is refused
 in its middle would leave half a commit. A server that turns out to be a primary no more is left, on all idle
-connections: the next ones may find its successor. So is one where the data set of another deployment has taken the
-place of ours, as after SWAPDB: the handshake refuses the next ones. What may be repeated after a fault is the caller's
-to know; `read` is for what may.
+connections: the next ones may find its successor. What may be repeated after a fault is the caller's to know; `read`
+is for what may.
 """
 
 from __future__ import annotations
@@ -78,9 +77,6 @@ class RedisTier:
         self._dial_tracked = None if dial else dialer(settings, io=io, protocol=3)
         self._asked = commands(keys, self._needed, first_and_last(keys))
         self.cluster = ""
-        """To which cluster the data set belongs, as the last handshake said."""
-        self.accepted = ""
-        """To which one that of the connections in use belongs: another one is refused by heartbeats and scripts."""
         self.lacks_rights = False
         """Whether the last handshake said that the user may not run all that is needed."""
         self.pool: Pool[Link] = Pool(
@@ -102,16 +98,6 @@ class RedisTier:
     def tracks(self) -> bool:
         """Whether there can be connections to which the server pushes what was written."""
         return self._dial_tracked is not None
-
-    @property
-    def asked(self) -> list[str]:
-        """With what a script that reads begins its arguments: whether there is a fence, and which cluster is asked."""
-        return [self._settings.fence, self.accepted]
-
-    def is_ours(self, cluster: str) -> bool:
-        """Return whether the connections in use may lead to a data set of that cluster; the first one is theirs."""
-        self.accepted = self.accepted or cluster
-        return cluster in ("", self.accepted)
 
     async def link(self, seconds: float | None = None) -> Link:
         """Open one connection, with its handshake, outside of the pool."""
@@ -148,18 +134,16 @@ class RedisTier:
         end = monotonic() + (most if seconds is None else seconds)
         link = await Link.open(dial, self._settings, end - monotonic(), io=self.io)
         try:
-            cluster = await self._handshake(link, min(max(end - monotonic(), 0.001), most))
-            if self._pairing is not None and cluster:
+            await self._handshake(link, min(max(end - monotonic(), 0.001), most))
+            if self._pairing is not None and self.cluster:
                 left = most * _QUEUED if seconds is None else max(end - monotonic(), 0.001)
-                await self._pairing.compare(cluster, left)
+                await self._pairing.compare(self.cluster, left)
         except BaseException:  # a connection without a handshake is never used
             await link.close()
             raise
-        self.accepted = cluster or self.accepted
         return link
 
-    async def _handshake(self, link: Link, seconds: float) -> str:
-        """Return to which cluster the server's data set belongs; raise the reason why it cannot be used."""
+    async def _handshake(self, link: Link, seconds: float) -> None:
         keys = self._keys
         sent, booted = monotonic(), boottime()
         try:
@@ -167,8 +151,9 @@ class RedisTier:
             reply = await link.script(script("handshake"), [keys.meta(0)], asked, seconds=seconds)
         except ResponseError as error:
             raise await self._no_handshake(link, error, seconds) from error
-        told: list[str] = [part.decode("utf-8", "replace") for part in reply]
-        shards, hashed, prefix, schema, cluster, now_ms, role, *refused = told
+        shards, hashed, prefix, schema, cluster, now_ms, role, *refused = [
+            part.decode("utf-8", "replace") for part in reply
+        ]
         if role == "cluster":
             self.lacks_rights = False
             raise of_cluster()
@@ -181,13 +166,12 @@ class RedisTier:
         link.ahead_ms, link.handshake_s = int(now_ms) - sent * 1000, monotonic() - sent
         self.cluster = cluster
         if not shards:
-            return cluster
+            return
         found = {"shards": shards, "hash": hashed, "prefix": prefix, "postgres_schema": schema}
         ours = (str(keys.shards), HASH, keys.prefix, self._settings.postgres_schema)
         difference, remedy = pin_difference(found, dict(zip(found, ours, strict=True)))
         if difference:
             raise ConfigurationError(f"this Redis is {difference}", hint=f"{remedy[0].upper()}{remedy[1:]}.")
-        return cluster
 
     async def _no_handshake(self, link: Link, error: ResponseError, seconds: float) -> StateCacheError:
         """Return the error for a server that does not run the handshake."""

@@ -1,23 +1,15 @@
-"""A script's call on the tracked connection, sent by someone who has other things to do until it is answered.
-
-Whoever waits for the answer to one, or to a read, is told where none will come.
-"""
+"""A script's call on the tracked connection, sent by someone who has other things to do until it is answered."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from statecache.errors import RedisUnavailable
-from statecache.near import Reading
-
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
     from statecache.lua import Script
-    from statecache.near import Near, Signal
+    from statecache.near import Signal
     from statecache.resp import Command
-
-LOST = RedisUnavailable("connection", detail="the tracked connection was lost")
 
 
 class Call:
@@ -52,12 +44,3 @@ class Call:
         """Wake who waits: no other reply comes."""
         if self.signal is not None:
             self.signal.set()
-
-
-def lose(asked: Sequence[object], near: Near) -> None:
-    """Tell those who wait for the answers to reads and calls that none will come."""
-    for one in asked:
-        if isinstance(one, Reading):
-            near.settle(one, None, LOST)
-        elif isinstance(one, Call):
-            one.lost()

@@ -8,7 +8,7 @@ task takes them off; in the synchronous client that is a thread, or whoever wait
     connect       everything known is dropped; then the connection is opened, with its handshake, tracked, and heard
     heartbeat     every quarter of the trust window: role, replication id and replicas of the server, which epoch its
                   data set is in, and what time it is there. Any other server or epoch than before, and everything known
-                  is dropped; a server that is no primary, or holds another cluster's data, is left by all connections
+                  is dropped; a server that is no primary is left, by the other connections too
     later epoch   a shard that was open here in an earlier one is met elsewhere: everything known is dropped
     closed gate   before a shard is first read on it, the server is asked, ahead of the read in the same exchange,
                   whether the shard is open; where it is not, the read is made on the primary
@@ -31,7 +31,7 @@ from statecache._process import begins_anew_after_fork, mutex
 from statecache.backoff import Backoff
 from statecache.clock import boottime, monotonic
 from statecache.core.redis.connection import let_go
-from statecache.core.redis.tracked_call import LOST, Call, lose
+from statecache.core.redis.tracked_call import Call
 from statecache.errors import ConfigurationError, ForeignData, RedisUnavailable, StateCacheError
 from statecache.lua import script
 from statecache.near import Reading
@@ -59,6 +59,7 @@ _UNTRACKED_S = 60.0
 _END_S = 0.02
 _AWAKE_S = 0.5
 """How long closing waits for the listener's end, in seconds: it ends by itself while connecting, and soon if woken."""
+_LOST = RedisUnavailable("connection", detail="the tracked connection was lost")
 _CLOSED = RedisUnavailable("epoch", detail="the gate is closed")
 _logger = logging.getLogger("statecache")
 
@@ -91,7 +92,7 @@ class TrackedConnection:
         self._heartbeat_call: float | None = None  # when the heartbeat under way was sent
         self._came, self._unread = 0.0, 0  # when bytes came last, and how many of them are no whole message yet
         self._stopped, self._up = self._redis.io.signal(), self._redis.io.signal()
-        self._server, self._is_behind, self._is_strange = b"", False, False
+        self._server, self._is_behind = b"", False
         self._open: dict[int, int] = {}  # shards whose gate is known to be open on that server, with the epoch
         self._not_before, self.untrusted_reason = 0.0, ""
 
@@ -131,13 +132,27 @@ class TrackedConnection:
 
     async def ask(self, *readings: Reading, seconds: float) -> None:
         """Send reads, whose signals are set when they are answered; raise RedisUnavailable where that fails."""
-        if readings:
-            await self._send(lambda link: self._reads(link, readings), seconds, readings)
+        if not readings:
+            return
+        sent = False
+        try:
+            await self._send(lambda link: self._reads(link, readings), seconds)
+            sent = True
+        finally:
+            if not sent:
+                for reading in readings:
+                    self._near.settle(reading, None, _LOST)
 
     async def start(self, call: Call, *, seconds: float) -> None:
         """Send a call, whose answer may be waited for; it is lost at once where the connection is."""
-        with suppress(RedisUnavailable):
-            await self._send(lambda link: ([call.command(link)], [call]), seconds, [call])
+        sent = False
+        try:
+            with suppress(RedisUnavailable):
+                await self._send(lambda link: ([call.command(link)], [call]), seconds)
+                sent = True
+        finally:
+            if not sent:
+                call.lost()
 
     async def wrote(self, commit: Commit, committed: Committed) -> None:
         """Note what was written here: nothing older is seen from now on, and what is in use is read again."""
@@ -162,34 +177,25 @@ class TrackedConnection:
                 with suppress(RedisUnavailable):
                     await self.ask(reading, seconds=self._settings.near_window_s)
 
-    async def _send(
-        self, spell: Callable[[Link], tuple[list[Any], list[Any]]], seconds: float, asked: Sequence[Reading | Call] = ()
-    ) -> None:
-        """Send commands, with what is expected for each, as they are spelled for the connection that there is.
-
-        What is asked with them is lost where they are not sent.
-        """
-        turn, sent = None, False
+    async def _send(self, spell: Callable[[Link], tuple[list[Any], list[Any]]], seconds: float) -> None:
+        """Send commands, with what is expected for each, as they are spelled for the connection that there is."""
+        turn = await self._turn.acquire(seconds)
+        if turn is None:
+            raise RedisUnavailable("pool", detail="the tracked connection was busy")
         try:
-            turn = await self._turn.acquire(seconds)
-            if turn is None:
-                raise RedisUnavailable("pool", detail="the tracked connection was busy")
             link = self._link
             if link is None:
                 raise RedisUnavailable("connection", detail="the tracked connection is closed")
             commands, expected = spell(link)
             await link.send(*commands, seconds=seconds, expected=expected)
-            sent = True
         finally:
-            if turn is not None:
-                turn.release()
-            lose(() if sent else asked, self._near)
+            turn.release()
 
     def _reads(self, link: Link, readings: Sequence[Reading]) -> tuple[list[Any], list[Any]]:
         """Return the commands of reads, ahead of them whether their shards are open, and what is expected for each."""
         proof = script("fenced_read")
         unproven = sorted({self._keys.shard(one.key) for one in readings} - self._open.keys())
-        commands: list[Any] = [link.call(proof, [self._keys.meta(shard)], self._redis.asked) for shard in unproven]
+        commands: list[Any] = [link.call(proof, [self._keys.meta(shard)], [self._settings.fence]) for shard in unproven]
         for reading in readings:
             commands += (("CLIENT", "CACHING", "YES"), ("HMGET", self._keys.state(reading.key), *FIELDS))
         return commands, [*unproven, *(one for reading in readings for one in (None, reading))]
@@ -211,8 +217,8 @@ class TrackedConnection:
                     await self._serve(link, background)
                 except (RedisUnavailable, ForeignData) as error:
                     self.untrusted_reason = str(error)
-                    if self._is_strange:  # whoever took the answer that told it
-                        await self._redis.pool.drop_all()
+                    if isinstance(error, RedisUnavailable) and error.reason == "role":
+                        await self._redis.pool.drop_idle(all_of_them=True)
                 finally:
                     await self._part(link)
             if await self._stopped.wait(backoff.take()):
@@ -227,9 +233,8 @@ class TrackedConnection:
     async def _serve(self, link: Link, background: Background) -> None:
         """Take replies and pushes off the connection until it breaks."""
         self._near.drop()
-        self._server, self._is_behind, self._is_strange, self._open = b"", False, False, {}
-        self._heartbeat_call, self._came, self._unread, self._link = None, boottime(), 0, link
-        due = monotonic()
+        self._server, self._is_behind, self._open, self._heartbeat_call, self._link = b"", False, {}, None, link
+        self._came, self._unread, due = boottime(), 0, monotonic()
         while self._goes_on(background):
             if self._is_behind:
                 raise RedisUnavailable("epoch", detail="the tracked connection leads to an old primary")
@@ -279,7 +284,7 @@ class TrackedConnection:
         except (RedisUnavailable, ForeignData):
             await link.close()  # whoever listens finds it so
         if isinstance(asked, Reading) and not answered and seconds >= self._settings.near_window_s / 2:
-            self._near.settle(asked, None, LOST)
+            self._near.settle(asked, None, _LOST)
         return answered
 
     async def _beat(self) -> None:
@@ -319,7 +324,7 @@ class TrackedConnection:
     def _told_of_gate(self, link: Link, shard: int, reply: Any) -> None:
         link.knows(script("fenced_read"), not isinstance(reply, NoScriptError))
         if isinstance(reply, Exception) and code_of(reply) in DEMOTED:
-            raise self._strange(f"the server is no primary: {reply}")
+            raise RedisUnavailable("role", detail=f"the server is no primary: {reply}")
         self._open.pop(shard, None)
         if isinstance(reply, list) and reply[0] == b"OK":
             self._open[shard] = int(reply[1])
@@ -331,10 +336,8 @@ class TrackedConnection:
         if isinstance(reply, NoScriptError):
             return
         if isinstance(reply, Exception) or (self._settings.fence == "on" and not reply.startswith(b"master ")):
-            raise self._strange(f"the server is no primary: {reply!r}")
+            raise RedisUnavailable("role", detail=f"the server is no primary: {reply!r}")
         server, _, now_ms = reply.rpartition(b" ")
-        if not self._redis.is_ours(cluster := server.rpartition(b" ")[2].decode()):
-            raise self._strange(f"the data set of another deployment, cluster {cluster}, has taken the place of ours")
         self._redis.clock.heard(now_ms, sent)
         if server != self._server:
             if self._server:
@@ -344,11 +347,6 @@ class TrackedConnection:
         if not self._is_behind:
             self._near.answered(sent)
         self._up.set()
-
-    def _strange(self, why: str) -> RedisUnavailable:
-        """Return the error of a connection that is left, and with it all others that were opened before."""
-        self._is_strange = True
-        return RedisUnavailable("role", detail=why)
 
     def _brought(self, reading: Reading, reply: Any) -> None:
         redis_key = self._keys.state(reading.key)
@@ -378,7 +376,11 @@ class TrackedConnection:
         if (turn := await self._turn.acquire(self._settings.near_window_s)) is not None:
             turn.release()
         self._turn, self._ear = self._redis.io.slots(1), self._redis.io.slots(1)  # who was interrupted gives none back
-        lose(link.expected, self._near)
+        for expected in link.expected:
+            if isinstance(expected, Reading):
+                self._near.settle(expected, None, _LOST)
+            elif isinstance(expected, Call):
+                expected.lost()
 
     def let_go(self) -> None:
         """End the background task or thread; it takes no lock, for a finalizer calls it."""

@@ -2,8 +2,8 @@
 --
 -- KEYS  1 meta  2 changes  3 unflushed  4 hydrating  5… one state each  last, where locks count: leases
 -- ARGV  1 nonce: sender.number  2 change_id  3 fence (on|off); behind blanks: how many replicas must be connected, the
---       newest epoch and the cluster that are known  4 repeat (0|1, or where its writer was told that it is)  5 writer
---       6 actor  7 reason  8 backlog entries max  9 backlog bytes max  10 commit bytes max  11 value bytes max
+--       newest epoch that is known  4 repeat (0|1, or where its writer was told that it is)  5 writer  6 actor  7 reason
+--       8 backlog entries max  9 backlog bytes max  10 commit bytes max  11 value bytes max
 --       12… per state: key, op (set|delete|check, or a modifier: verb, digest, most bytes, and keep where an end stays),
 --           expected (change_id, or that and ~ where its end may have come, * blind, ! absent, ? present, % ended),
 --           value, encoding (behind it ' in ' and ms: it ends then, or ' until ' and a time in ms), schema, ttl in ms
@@ -53,12 +53,12 @@ if unanswered then others_until = string.match(others_until, '^%d+') end
 
 -- Fence: this server is the one that opened the shard's epoch, and a primary: what a replica refuses may be long past.
 local head = pcall('HMGET', meta, 'epoch', 'replid', 'n', 'entries', 'bytes', 'flushed_entries', 'flushed_bytes',
-  'enforced', 'refused', 'cluster')
+  'enforced', 'refused')
 if head.err then return { nonce, 'FOREIGN', meta, head.err } end
-local epoch, replid, fence, replicas, known, cluster, owner = head[1], head[2], ARGV[3], '0', nil, nil, head[10]
-if #fence > 3 then fence, replicas, known, cluster = string.match(fence, '^(%a+) (%d+) (%d+) ?(%S*)$') end
+local epoch, replid, fence, replicas, known = head[1], head[2], ARGV[3], '0', nil
+if #fence > 3 then fence, replicas, known = string.match(fence, '^(%a+) (%d+) (%d+)$') end
 -- include lineage
--- include primary
+if role ~= 'master' then return redis.error_reply('READONLY this server is no primary') end
 if not epoch or replid ~= server or (known and epoch ~= known and (tonumber(epoch) or 0) < tonumber(known)) then
   return { nonce, 'FENCED', replid or '', server, epoch or '', replid == server and 'behind' or '' }
 end

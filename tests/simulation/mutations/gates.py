@@ -50,8 +50,8 @@ GATES = {
     "role of a reader": Mutant(
         "a read that is to be proven does not ask whether its server is a primary",
         "statecache/lua/read/fenced_read.lua",
-        "-- include primary\n",
-        "",
+        "if role ~= 'master' then return",
+        "if not role then return",
         by="roles failover_stale",
         also=(
             Piece(
@@ -142,7 +142,7 @@ GATES = {
     "two installations": Mutant(
         "an agent does not ask whether its Redis and its Postgres belong together",
         "statecache/core/redis/tier.py",
-        "                await self._pairing.compare(cluster, left)\n",
+        "                await self._pairing.compare(self.cluster, left)\n",
         "                del left\n",
         by="deployments agents_wrong_redis readers_wrong_redis",
     ),
