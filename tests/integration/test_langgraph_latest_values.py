@@ -69,6 +69,13 @@ async def forked(saver: StateCacheSaver, cache: AsyncStateCache, turns: list[Run
     await after(saver, turns[0], 1, 9, version=3)
 
 
+async def forked_without_values(saver: StateCacheSaver, cache: AsyncStateCache, turns: list[RunnableConfig]) -> None:
+    """Go on from the earlier checkpoint, without the value of what has not changed, as of a delta channel."""
+    one = checkpoint({"n": 9})
+    one["channel_versions"] = {"log": 1, "n": 3}
+    await saver.aput(turns[0], one, METADATA, {"n": 3})
+
+
 async def put_twice(saver: StateCacheSaver, cache: AsyncStateCache, turns: list[RunnableConfig]) -> None:
     """Put the same fork again, as after an answer that was lost."""
     one = checkpoint({"log": large(1), "n": 9})
@@ -99,7 +106,8 @@ async def earlier(saver: StateCacheSaver, cache: AsyncStateCache, turns: list[Ru
 
 
 HOW = {
-    "forked": (forked, 1, 9), "put-twice": (put_twice, 1, 9), "gone-back": (gone_back, 1, 1),
+    "forked": (forked, 1, 9), "forked-without-values": (forked_without_values, 1, 9),
+    "put-twice": (put_twice, 1, 9), "gone-back": (gone_back, 1, 1),
     "rolled-back": (rolled_back, 1, 1), "earlier": (earlier, 2, 2),
 }  # fmt: skip
 Done = Callable[[StateCacheSaver, AsyncStateCache, list[RunnableConfig]], Awaitable[None]]
@@ -187,14 +195,45 @@ async def test_a_thread_that_is_imported_elsewhere_goes_on_there(
     assert found.checkpoint["channel_values"] == {"log": large(2), "n": 10}
 
 
-async def test_what_no_commit_has_room_for_is_named_as_it_is(
-    settings: Settings, fresh: Callable[..., AsyncStateCache], monkeypatch: pytest.MonkeyPatch
+async def test_a_run_that_is_deleted_leaves_a_checkpoint_that_is_whole(
+    cache: AsyncStateCache, fresh: Callable[..., AsyncStateCache], settings: Settings, psql: Psql, worker: Worker
 ) -> None:
-    """The bounds are those of values of 90 KB here, so that two of them are too much."""
+    saver = StateCacheSaver(cache)
+    base = await put(saver, "42", {"n": 0})
+    first = await put(saver, "42", {"log": large(1), "n": 1}, parent=base)
+    await put(saver, "42", {"log": large(2), "n": 2}, parent=first, metadata=RUN, version=2)
+    assert await let_go(settings, psql, worker) > 0
+    await StateCacheSaver(fresh()).adelete_for_runs(["second"])
+    found = await got(StateCacheSaver(fresh()), config("42"))
+    assert found.checkpoint["channel_values"] == {"n": 0}
+
+
+async def test_a_branch_that_is_imported_where_its_first_thread_s_name_is_anothers_is_read(
+    cache: AsyncStateCache, fresh: Callable[..., AsyncStateCache], make_settings: MakeSettings, worker: Worker,
+    turns: list[RunnableConfig],
+) -> None:  # fmt: skip
+    saver, other = StateCacheSaver(cache), fresh(make_settings())
+    await flush(worker)
+    await cache.branch(saver.group_of("42"), saver.group_of("other"), group=True)
+    async for state in cache.list("langgraph/other/"):
+        await other.set(state.key, state.value)
+    there, parent = StateCacheSaver(other), None
+    for number in range(4):
+        parent = await put(there, "42", {"log": large(10 + number)}, parent=parent, version=number)
+    found = await got(there, config("other"))
+    assert found.checkpoint["channel_values"] == {"log": large(2), "n": 2}
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a commit take one value of 90 KB, and not two."""
     for name in ("pieces._AGAIN_BYTES_MAX", "putting._COMMIT_BYTES_MAX"):
         monkeypatch.setattr(f"statecache.adapters.langgraph.{name}", 150_000)
     monkeypatch.setattr("statecache.core.commit.attempts.COMMIT_BYTES_MAX", 160_000)
-    saver = StateCacheSaver(fresh())
+
+
+async def two_large(saver: StateCacheSaver) -> tuple[RunnableConfig, dict[str, str]]:
+    """Put a checkpoint with two large values, and two that each change one; return the first, and its values."""
     old, metadata = {"a": "a" * 90_000, "b": "b" * 90_000}, cast("CheckpointMetadata", RUN)
     first = await put(saver, "42", {**old, "n": 1})
     one = checkpoint({**old, "a": "A" * 90_000, "n": 2})
@@ -203,11 +242,22 @@ async def test_what_no_commit_has_room_for_is_named_as_it_is(
     other = checkpoint({"a": "A" * 90_000, "b": "B" * 90_000, "n": 3})
     other["channel_versions"] = {"a": 2, "b": 3, "n": 3}
     await saver.aput(second, other, metadata, {"b": 3, "n": 3})
-    fork = checkpoint({**old, "n": 9})
-    fork["channel_versions"] = {"a": 1, "b": 1, "n": 4}
-    await saver.aput(first, fork, metadata, {"n": 4})
+    return first, old
+
+
+@pytest.mark.usefixtures("little_room")
+@pytest.mark.parametrize("how", ["forked", "deleted"])
+async def test_what_no_commit_has_room_for_is_put_again_behind_it(
+    settings: Settings, fresh: Callable[..., AsyncStateCache], psql: Psql, worker: Worker, how: str
+) -> None:
+    saver = StateCacheSaver(fresh())
+    first, old = await two_large(saver)
+    if how == "forked":
+        fork = checkpoint({**old, "n": 9})
+        fork["channel_versions"] = {"a": 1, "b": 1, "n": 4}
+        await saver.aput(first, fork, METADATA, {"n": 4})
+    else:
+        await saver.adelete_for_runs(["second"])
+    assert await let_go(settings, psql, worker) > 0
     found = await got(StateCacheSaver(fresh()), config("42"))
-    assert found.checkpoint["channel_values"] == {**old, "n": 9}
-    await saver.adelete_for_runs(["second"])
-    found = await got(StateCacheSaver(fresh()), config("42"))
-    assert found.checkpoint["channel_values"] == {**old, "n": 1}
+    assert found.checkpoint["channel_values"] == {**old, "n": 9 if how == "forked" else 1}

@@ -12,7 +12,6 @@ versions are others then, as after a `rollback`, or an import elsewhere: by its 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache import CodecError, HistoryDamaged, HistoryIncomplete, Set, VersionNotFound
@@ -151,18 +150,20 @@ def _each(wanted: Collection[PieceName], copies: Mapping[PieceName, str]) -> Pla
 
 def _older(one: PieceName, copy: str) -> Plan[State[Any]]:
     """Return the state of a piece from the history; `copy` is the name of its copy, or empty."""
+    state: State[Any] | None = None
     try:
         state = yield from call("get_at", one.name, version=one.version)
     except VersionNotFound:
         if not copy:
             raise
+    if copy and not _is(state, one):  # the first thread is gone, or another one has its name
         state = yield from call("get", copy, read="primary")
         if not _is(state, one):
             state = yield from call("get_at", copy, version=1)
-    if not _is(state, one):
+    if state is None or not _is(state, one):
         why = f"it was not put with checkpoint {one.of!r}"
         raise VersionNotFound(one.name, wanted=f"version {one.version}", reason=why)
-    return state  # type: ignore[no-any-return]
+    return state
 
 
 def _is(state: State[Any] | None, one: PieceName) -> bool:
@@ -172,21 +173,25 @@ def _is(state: State[Any] | None, one: PieceName) -> bool:
     return state.version == one.version or digest_of(piece_of(state.value)) == one.digest
 
 
-def put_again(document: Document) -> Plan[list[Set]]:
+def put_again(document: Document) -> Plan[tuple[list[Set], bool]]:
     """Return what writes those large values of a checkpoint once more that are not the newest of their channels.
 
-    Left out is what the history does not hold any more, and what a commit has no room for.
+    Left out is what a commit has no room for, and what the history does not hold any more: also return whether any is.
     """
-    sets, size = list[Set](), 0
+    sets, size, lost = list[Set](), 0, False
     for large in _large(document, document["channel_values"]):
         for one, copy in large.pieces.items():
             name = copy or one.name
             newest = yield from call("get", name, default=dict, read="primary")
             if newest.value and _is(newest, one):
                 continue
-            with suppress(VersionNotFound):
+            try:
                 state = yield from _older(one, copy)
-                size += len(piece_of(state.value)) * 4 // 3
-                if size <= _AGAIN_BYTES_MAX:
-                    sets.append(Set(name, state.value, expected=newest))
-    return sets
+            except VersionNotFound:
+                lost = True
+                continue
+            more = len(piece_of(state.value)) * 4 // 3
+            if size + more <= _AGAIN_BYTES_MAX:
+                sets.append(Set(name, state.value, expected=newest))
+                size += more
+    return sets, lost

@@ -6,8 +6,8 @@ be old, or remembered from the last put of this process: then the commit conflic
 primary. Where the head proves that there never was a state of the checkpoint, Postgres is not asked whether there is.
 
 What the latest checkpoint names of large values is the newest of their channels. One that follows the latest names what
-it has not changed as that does; one that follows another brings the value anew; and after one that is not the latest
-the values of that which is are put again.
+it has not changed as that does; one that follows another brings the value anew, if it has it, and one commit has room;
+what is missing then, or was written over by a checkpoint that is not the latest, is put again behind it.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
         found: dict[str, State[Any] | None] = {} if attempt else _remembered(draft, recent)
         found |= yield from _read([one for one in names if one not in found], read)
         known, head = found.get(name), found[place.head]
-        follows = too_large or head is None or own(head)["checkpoint_id"] == draft.parent_id
+        follows = head is None or own(head)["checkpoint_id"] == draft.parent_id
         there = _there(draft, known, found) if too_large else {}
-        forms, packed = _forms(draft, found.get(parent), known, there, follows=follows)
+        forms, packed = _forms(draft, found.get(parent), known, there, by_name=follows or too_large)
         found |= yield from _read([one for one in _names(place, packed) if one not in found], read)
         sets, versions = yield from _channels(draft, packed, forms, found, read)
         document = draft.document | {"channel_values": forms} | _writes(draft, known)
@@ -112,9 +112,11 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
         else:
             if [state.version for state in made[: len(versions)]] == versions:
                 _remember(draft, packed, made, forms, recent)
-                if packed and made[-1].value["checkpoint_id"] != draft.checkpoint_id:
+                is_latest = made[-1].value["checkpoint_id"] == draft.checkpoint_id
+                named = not follows and any("versions" in forms.get(channel, ()) for channel in draft.kept)
+                if named if is_latest else packed:
                     with suppress(StateCacheError):  # the checkpoint is put, whatever hinders this
-                        yield from _latest_again(place)
+                        yield from latest_again(place)
                 return
             # else a channel was created and deleted in between: now it is there, and its version is known
 
@@ -164,15 +166,15 @@ def _remembered(draft: Draft, recent: Recent) -> dict[str, State[Any] | None]:
     return {draft.place.head: latest.head, **parent, **latest.channels}
 
 
-def _latest_again(place: Place) -> Plan[None]:
-    """Put the large values of the latest checkpoint again, where they were written over."""
+def latest_again(place: Place) -> Plan[None]:
+    """Put the large values of the latest checkpoint again, where they are not the newest of their channels."""
     for _ in range(ATTEMPTS_MAX):
         head = yield from call("get", place.head, read="primary")
         latest_id = "" if head is None else own(head)["checkpoint_id"]
         state = (yield from call("get", place.checkpoint(latest_id), read="primary")) if latest_id else None
         if state is None or not holds_checkpoint(state.value):
             return
-        sets = yield from put_again(own(state))
+        sets, _ = yield from put_again(own(state))
         if not sets:
             return
         with suppress(VersionConflict):
@@ -220,19 +222,19 @@ def _there(draft: Draft, known: State[Any] | None, found: Mapping[str, State[Any
 
 
 def _forms(
-    draft: Draft, parent: State[Any] | None, known: State[Any] | None, there: Mapping[str, Form], *, follows: bool
+    draft: Draft, parent: State[Any] | None, known: State[Any] | None, there: Mapping[str, Form], *, by_name: bool
 ) -> tuple[dict[str, Form], dict[str, Packed]]:
     """Return the forms of what stands in the checkpoint's own state, or already in a channel's, and what is large.
 
-    `known` is the checkpoint as it was put before, `there` are forms of that, and `follows` says whether the parent is
-    the latest checkpoint: what another one names may not be the newest of its channel.
+    `known` is the checkpoint as it was put before, `there` are forms of that, and `by_name` says whether what has not
+    changed is to be named as the parent names it: of another one than the latest it may not be the newest.
     """
     forms = dict(there)
     packed = {channel: one for channel, one in draft.changed.items() if channel not in forms}
     before, again = _stored(draft, parent), _stored(draft, known)
     for channel, pack in draft.kept.items():
         form = again.get(channel) or before.get(channel)
-        if form is not None and (follows or channel in again or "versions" not in form or pack is None):
+        if form is not None and (by_name or channel in again or "versions" not in form or pack is None):
             forms[channel] = form
         elif pack is not None:
             packed[channel] = pack()
