@@ -113,8 +113,8 @@ NEAR = {
     "another data set": Mutant(
         "a heartbeat does not tell of another data set behind the same server",
         "statecache/lua/connection/heartbeat.lua",
-        " or '') .. ' ' .. of\n",
-        " or '')\n",
+        " or '') .. ' ' .. of .. ' '",
+        " or '') .. ' '",
         by="scenarios swapped",
     ),
     "floors of a listing": Mutant(
