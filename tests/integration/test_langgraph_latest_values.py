@@ -177,6 +177,25 @@ async def test_a_branch_keeps_the_latest_values_when_its_thread_is_erased(
     assert found.checkpoint["channel_values"] == {"log": large(1), "n": 9}
 
 
+async def test_a_branch_of_what_was_put_without_digests_is_read_when_its_thread_is_erased(
+    cache: AsyncStateCache, fresh: Callable[..., AsyncStateCache], worker: Worker, turns: list[RunnableConfig]
+) -> None:
+    def without_digests(document: dict[str, Any]) -> dict[str, Any]:
+        forms = document["channel_values"]
+        log = {name: part for name, part in forms["log"].items() if name != "digests"}
+        return document | {"channel_values": forms | {"log": log}}
+
+    saver = StateCacheSaver(cache)
+    async for state in cache.list("langgraph/42/cp/", values=False):
+        await cache.update(state.key, without_digests)
+    await flush(worker)
+    await cache.branch(saver.group_of("42"), saver.group_of("other"), group=True)
+    async with flushing(worker):
+        await cache.erase(saver.group_of("42"), group=True)
+    found = await got(StateCacheSaver(fresh()), config("other"))
+    assert found.checkpoint["channel_values"] == {"log": large(2), "n": 2}
+
+
 async def test_a_thread_that_is_imported_elsewhere_goes_on_there(
     cache: AsyncStateCache,
     fresh: Callable[..., AsyncStateCache],

@@ -159,7 +159,7 @@ def _older(one: PieceName, copy: str) -> Plan[State[Any]]:
     if copy and not _is(state, one):  # the first thread is gone, or another one has its name
         state = yield from call("get", copy, read="primary")
         if not _is(state, one):
-            state = yield from call("get_at", copy, version=1)
+            state, one = (yield from call("get_at", copy, version=1)), one._replace(version=1)
     if state is None or not _is(state, one):
         why = f"it was not put with checkpoint {one.of!r}"
         raise VersionNotFound(one.name, wanted=f"version {one.version}", reason=why)
