@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from statecache import AsyncStateCache, CodecError, NotFound, RedisUnavailable, Settings, StateCache, VersionConflict
+from statecache import (
+    AsyncStateCache,
+    CodecError,
+    NotFound,
+    RedisUnavailable,
+    Settings,
+    State,
+    StateCache,
+    VersionConflict,
+)
 from statecache.clock import boottime, monotonic
 from tests.fixtures.servers import MakeSettings
 from tests.support.local_reads import KEY, kept, until
@@ -19,6 +28,15 @@ from tests.support.polling import pause_thread
 def settings(make_settings: MakeSettings) -> Settings:
     """Settings of clients that read locally."""
     return make_settings(read="local")
+
+
+async def outdated(one: AsyncStateCache, other: AsyncStateCache, value: int) -> State[Any]:
+    """Write over what is kept here, and keep it all the same, as if the push were still on its way."""
+    entry = one._runtime.near._entries[KEY]
+    written = await other.set(KEY, value)
+    await until(lambda: one.near.invalidations)
+    one._runtime.near._entries[KEY] = entry
+    return written
 
 
 async def test_an_update_begins_with_what_is_kept_here_and_decides_on_the_current_state(
@@ -32,10 +50,7 @@ async def test_an_update_begins_with_what_is_kept_here_and_decides_on_the_curren
         seen.append(value)
         return value + 1
 
-    entry = one._runtime.near._entries[KEY]
-    await other.set(KEY, 10)
-    await until(lambda: one.near.invalidations)
-    one._runtime.near._entries[KEY] = entry  # as if the push were still on its way
+    await outdated(one, other, 10)
     assert (await one.update(KEY, add)).value == 11
     assert seen == [1, 10]
 
@@ -43,10 +58,7 @@ async def test_an_update_begins_with_what_is_kept_here_and_decides_on_the_curren
 async def test_what_is_kept_here_aborts_no_update_by_itself(one: AsyncStateCache, other: AsyncStateCache) -> None:
     await other.set(KEY, 0)
     await kept(one)
-    entry = one._runtime.near._entries[KEY]
-    await other.set(KEY, 5)
-    await until(lambda: one.near.invalidations)
-    one._runtime.near._entries[KEY] = entry
+    await outdated(one, other, 5)
 
     def spend(budget: int) -> int:
         if budget < 5:
@@ -66,10 +78,7 @@ async def test_what_cannot_be_stored_of_what_is_kept_here_ends_no_update_by_itse
 
     await other.set(KEY, 0)
     await kept(one)
-    entry = one._runtime.near._entries[KEY]
-    await other.set(KEY, 5)
-    await until(lambda: one.near.invalidations)
-    one._runtime.near._entries[KEY] = entry
+    await outdated(one, other, 5)
     assert (await one.update(KEY, spend)).value == 0
     with pytest.raises(CodecError):
         await one.update(KEY, spend)
@@ -84,10 +93,7 @@ async def test_a_touch_refuses_nothing_by_what_is_kept_here(
     if before == "a tombstone":
         await other.delete(KEY)
     await kept(one)
-    entry = one._runtime.near._entries[KEY]
-    written = await other.set(KEY, 5)
-    await until(lambda: one.near.invalidations)
-    one._runtime.near._entries[KEY] = entry  # as if the push were still on its way
+    written = await outdated(one, other, 5)
     touched = await one.namespace("runs", type=int).touch("1", ttl=60)
     assert (touched.value, touched.version) == (5, written.version + 1)
     assert touched.expires_at is not None
