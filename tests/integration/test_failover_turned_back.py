@@ -21,18 +21,18 @@ from tests.support.local_reads import kept, reads, until
 
 KEY = "runs/42"
 CALLS: dict[str, Callable[[AsyncStateCache], Awaitable[Any]]] = {
-    "set": lambda agent: agent.set(KEY, "lost", timeout=1),
-    "create": lambda agent: agent.create("runs/43", "lost", timeout=1),
-    "increment": lambda agent: agent.increment("runs/44", timeout=1),
-    "append": lambda agent: agent.append("runs/45", "lost", timeout=1),
-    "set_many": lambda agent: agent.set_many({"runs/46": "lost", "runs/47": "lost"}, timeout=1),
+    "set": lambda agent: agent.set(KEY, "lost", timeout=600),
+    "create": lambda agent: agent.create("runs/43", "lost", timeout=600),
+    "increment": lambda agent: agent.increment("runs/44", timeout=600),
+    "append": lambda agent: agent.append("runs/45", "lost", timeout=600),
+    "set_many": lambda agent: agent.set_many({"runs/46": "lost", "runs/47": "lost"}, timeout=600),
     "lock": lambda agent: anext(locked(agent)),
 }
 
 
 async def locked(agent: AsyncStateCache) -> AsyncIterator[Token]:
     """Take the lock of the key, and give it back when that is closed."""
-    async with agent.lock(KEY, timeout=1) as lock:
+    async with agent.lock(KEY, timeout=600) as lock:
         yield lock.token
 
 
@@ -116,7 +116,7 @@ async def test_where_both_tiers_were_put_back_a_client_that_knows_more_goes_on(s
         row, raw = shard.row(), shard.raw(a)
         a.restart()
         shard.open(a)
-        assert (await agent.set(KEY, 2, timeout=20)).epoch > int(older["epoch"])
+        assert (await agent.set(KEY, 2, timeout=600)).epoch > int(older["epoch"])
         shard.sql("UPDATE shard SET epoch = %s, replid = %s", row.epoch, shard.replid(a))
         raw.unlink(shard.keys.changes(0))
         raw.hset(shard.keys.meta(0), "epoch", older["epoch"])
@@ -140,7 +140,7 @@ async def test_what_a_connection_to_an_old_primary_keeps_is_not_believed_by_who_
             if not {"t", "S", "M"} & {*one["flags"]}:
                 shard.raw(a).client_kill_filter(_id=one["id"], skipme=True)
         shard.open(b, "client")
-        await agent.set("runs/43", "met", timeout=20)
+        await agent.set("runs/43", "met", timeout=600)
         await until(lambda: agent.near.trusted)
         shard.put(b, KEY, "by another client")
         await reads(agent, "by another client", KEY)

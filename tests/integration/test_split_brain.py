@@ -124,7 +124,7 @@ async def test_a_worker_without_shards_keeps_what_an_old_primary_takes(
         await until(parted.is_all_kept)
         await until(lambda: "operator's word" in idle.trouble)
     assert not idle.holdings
-    assert idle.split_brain.rescued == len(parted.taken)
+    assert idle.primary.rescued == len(parted.taken)
     assert len(log.of("split_brain")) == 1
 
 
@@ -175,7 +175,7 @@ async def test_an_old_primary_that_became_a_replica_is_left_alone(
             await until(lambda: raw.info("replication").get("master_link_status") == "up")
             await until(lambda: log.of("split_brain_over"))
     assert parted.is_all_kept()
-    assert not worker.split_brain.told
+    assert not worker.primary.told
 
 
 @pytest.mark.counts_seconds

@@ -21,6 +21,7 @@ Why the other instruments do not see it:
     policy_elsewhere  a wrong database number: the arenas' servers hold one deployment each
     rescue        the COMMIT of a rescue is cut short: that takes a standby that is cut off and an old branch at once
     old_tail      what an old primary takes before it is wiped: below `postgres` it may be lost; so with `split_brain`
+    left_primary  what it takes once the worker has left it: no arena has a proxy that leaves connections where they are
     frozen        a verb ends in time beside a server that hangs: where processes are starved and stopped, many end late
     began_before  what is read is older than asked for by less than a command may take, which no judge of ages blames
     decoded       what decoded values take in memory: nothing that is read or written is wrong by it
@@ -89,6 +90,7 @@ SCENARIOS = {
         "test_what_an_old_primary_still_takes_is_kept_before_it_is_wiped",
     ),
     "split_brain": ("tests/integration/test_split_brain.py", "test_what_an_old_primary_takes_is_kept"),
+    "left_primary": ("tests/integration/test_worker_redials.py", "test_what_the_old_primary_takes_is_kept"),
     "frozen": ("tests/integration/test_client_bounds.py", "test_every_verb_ends"),
     "issued_twice": (RESTORED, "test_no_epoch_is_issued_twice_where_both_tiers_have_forgotten_it"),
     "by_mistake": (

@@ -5,7 +5,7 @@ is another worker that serves all of its own, is given up: the reason may be thi
 not the primary any more, or rights that it lacks. It is avoided for a while, each time for longer, and then only taken
 again if this worker's Redis agrees with the shard's row. One that nobody else has taken for a lease's length is taken
 all the same, so nothing is left alone for good; but not where only a newer release can serve it. Alone, a worker keeps
-trying.
+trying, and dials the address again now and then (`redial`).
 """
 
 from __future__ import annotations

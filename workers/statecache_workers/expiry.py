@@ -35,7 +35,7 @@ class Expiry:
         self._task: asyncio.Task[None] | None = None
         self._next = monotonic()
         self._failures = 0
-        self._ending = False
+        self._ending = self._leaving = False
         self.deleted = 0
         """How many states it has deleted."""
 
@@ -54,10 +54,17 @@ class Expiry:
         """Begin nothing any more; what is under way ends with the few hundred states that it is at."""
         self._ending = True
 
+    def leave_server(self) -> None:
+        """Close the connections that stand before anything else is begun: they may lead to another server."""
+        self._leaving = True
+
     async def _delete(self, shards: Sequence[int]) -> None:
         try:
             if self._runtime is None:
                 self._runtime = Runtime(self._settings)
+            if self._leaving:
+                self._leaving = False
+                await self._runtime.redis.pool.drop_idle(all_of_them=True)
             self.deleted += await delete_ended(
                 self._runtime, shards, seconds=self._settings.timeout_s, enough=lambda: self._ending
             )

@@ -6,7 +6,7 @@ A gate that this worker may not open is tried again, ever more slowly; an agent 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -83,6 +83,10 @@ class Gatekeeper:
     def tried(self, shard: int) -> bool:
         """Return whether the shard was tried and is still closed as far as is known."""
         return self._tries.get(shard, 0) > 0
+
+    def fails_at(self, shards: Container[int]) -> bool:
+        """Return whether one of the shards is still closed as far as is known, and was tried more than once."""
+        return any(tries > 1 and shard in shards for shard, tries in self._tries.items())
 
     def opened(self, shard: int, epoch: int) -> None:
         """Note in which epoch the shard was found open, and forget that it gave trouble."""

@@ -107,7 +107,7 @@ class Exposition(Collector):
     def _set_aside(self) -> Iterator[Metric]:
         worker = self._worker
         counters, conflicts = worker.flusher.counters, dict(worker.flusher.counters.conflicts)
-        conflicts["branch"] = conflicts.get("branch", 0) + worker.gatekeeper.conflicts + worker.split_brain.rescued
+        conflicts["branch"] = conflicts.get("branch", 0) + worker.gatekeeper.conflicts + worker.primary.rescued
         yield _counter("quarantined", "How many stream entries it has parked in quarantine.", counters.quarantined)
         yield _counters("conflicts", "How many changes it has set aside as conflicts, by cause.", "cause", conflicts)
         yield _counter("gaps", "How many gaps in a stream it has come across.", counters.gaps)

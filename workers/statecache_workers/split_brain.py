@@ -8,6 +8,7 @@ the new primary, and when it holds none. It goes on for as long as it reaches th
     keep    where they do not fit, the gates' own rules decide which shards are another branch, and a piece of what
             these hold is kept, more in the next turn; nothing is opened, and nothing is changed on that server
     tell    both servers are named when that begins, and what was kept since is told now and then
+    stay    once the worker has left that server for the new primary: on the connection that it had, beside its turns
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from statecache.core.epoch.gate import Gate
-from statecache.errors import ForeignData, PostgresUnavailable
-from statecache_workers.logs import alarm, say, warn
+from statecache.errors import ConfigurationError, ForeignData, PostgresUnavailable, Unavailable
+from statecache_workers.logs import alarm, crash, say, warn
 from statecache_workers.owned_shards import Head
 
 if TYPE_CHECKING:
@@ -71,6 +72,24 @@ class SplitBrain:
         more = await self._keep(link)
         self._next = self._monotonic() + (0.0 if more else self._settings.lease_renew_s)
         return more
+
+    async def stay(self, link: Link) -> None:
+        """Keep what the server takes for as long as it is a primary and this connection stands, then close that."""
+        try:
+            while link.alive:
+                try:
+                    await self._streams.heads(link, ())  # a server that is no primary any more has nothing of its own
+                    if await self._keep(link):
+                        continue
+                except (Unavailable, ConfigurationError) as error:
+                    warn("not_rescued", detail=str(error).partition("\n")[0])
+                await link.io.sleep(self._settings.lease_renew_s)
+        except Exception:  # the turns go on, whatever is wrong there
+            crash("not_rescued")
+        finally:
+            if self.told:
+                say("split_brain_over")
+            await link.close()
 
     async def _is_doubtful(self, link: Link, database: Database) -> bool:
         count = self._settings.shards

@@ -13,7 +13,6 @@ nothing was acknowledged then, what was believed is forgotten, and the next turn
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -32,16 +31,15 @@ from statecache_workers.flusher import Flusher, Progress
 from statecache_workers.foreign_entries import expel
 from statecache_workers.gatekeeper import Gatekeeper
 from statecache_workers.janitor import Janitor
-from statecache_workers.logs import alarm, say, warn, whisper
+from statecache_workers.logs import alarm, say, warn
 from statecache_workers.lost_tails import tell_of_tails
 from statecache_workers.owned_shards import Head, Heads, Holding
 from statecache_workers.ownership import Ownership, Share, leave_held, look_again
 from statecache_workers.policies import Policies
+from statecache_workers.primary import Primary
 from statecache_workers.redis_memory import Room
-from statecache_workers.redis_rights import worker_link
 from statecache_workers.resync import resync
-from statecache_workers.split_brain import SplitBrain
-from statecache_workers.streams import Stock, Woken
+from statecache_workers.streams import Stock
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
@@ -71,9 +69,10 @@ class Worker:
             settings, self.keys, self.redis, self.postgres, by=self.id, done=self.refresh, monotonic=monotonic
         )
         self.policies = Policies(settings, self.keys, self.flusher.histories, by=self.id, monotonic=monotonic)
-        self.split_brain = SplitBrain(
-            settings, self.keys, self.flusher.streams, self.ownership, self.postgres, by=self.id, monotonic=monotonic
-        )
+        self.primary = Primary(
+            settings, self.keys, self.redis, self.postgres, streams=self.flusher.streams, ownership=self.ownership,
+            by=self.id, soon=self.refresh, changed=self._changed, monotonic=monotonic,
+        )  # fmt: skip
         self.holdings: dict[int, Holding] = {}
         self.heads: Heads | None = None
         self.stocks, self.share = dict[int, Stock](), Share()
@@ -88,8 +87,6 @@ class Worker:
         self._trouble = self._given_up_for = ""
         self._woken: list[int] = []
         self._flushed, self._next_report = (0, 0), monotonic() + REPORT_S
-        self._link: Link | None = None
-        self._waker: Link | None = None
         self._database: Database | None = None
 
     def refresh(self) -> None:
@@ -106,13 +103,14 @@ class Worker:
         if self._database is None or not self._database.alive:
             self.forget()
             self._database = Database(await self.postgres.session(), self.settings)
-        if self._link is None or not self._link.alive:
-            self.forget()
-            if self._waker is not None:
-                await self._waker.close()  # the server behind it may be another one than that which answers now
-            self._link = await worker_link(self.redis, self.keys, self.settings)
+        link = await self.primary.connect()
         self.postgres.check_pair()
-        return self._link, self._database
+        return link, self._database
+
+    def _changed(self) -> None:
+        """Believe nothing of what another connection told: that may have led to another server."""
+        self.forget()
+        self.expiry.leave_server()
 
     def forget(self) -> None:
         """Forget what is believed of the shards."""
@@ -126,8 +124,8 @@ class Worker:
             return await self._turn()
         except (Unavailable, ConfigurationError) as error:
             self._trouble = str(error)
-            if isinstance(error, RedisUnavailable) and error.reason == "refused" and self._link is not None:
-                await self._link.close()  # the next one is asked which right is gone
+            if isinstance(error, RedisUnavailable) and error.reason == "refused" and self.primary.link is not None:
+                await self.primary.link.close()  # the next one is asked which right is gone
             self.forget()
             raise
         except BaseException:  # whatever it was, what is believed may no longer be so
@@ -140,7 +138,7 @@ class Worker:
         link, database = await self.connect()
         if self._monotonic() >= self._next_tend:
             await self._tend(link, database)
-        rescuing = await self.split_brain.look(link, database)
+        rescuing = await self.primary.look_beside(database, hindered=self.gatekeeper.fails_at(self.holdings))
         if not self.holdings:
             if self.settings.health_port is not None:
                 await self.look()  # nothing else would tell this worker that Redis is gone
@@ -232,7 +230,7 @@ class Worker:
         gate = self.gatekeeper.reason if closed else ""
         avoided = self._given_up_for if self.avoidance.shards else ""
         hinders = filter(None, [self._trouble, gate, avoided, *apart[:3]])
-        return "; ".join(dict.fromkeys(hinders)) or self.split_brain.told
+        return "; ".join(dict.fromkeys(hinders)) or self.primary.told
 
     def _pause(self, now: float, *, moved: bool) -> float:
         """Return for how long to leave the shards alone: not long while they are being handed over to this worker.
@@ -304,7 +302,7 @@ class Worker:
         seconds = max(REST_MIN_S, due)
         watching = None
         if watched or self.flusher.streams.listening:
-            watching = asyncio.ensure_future(self._watch(watched, seconds))
+            watching = asyncio.ensure_future(self.primary.wait(watched, seconds=seconds))
             waits.add(watching)
         try:
             await asyncio.wait(waits, timeout=None if watching else seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -318,24 +316,11 @@ class Worker:
             if rung:
                 self._next_tend = self._monotonic()
 
-    async def _watch(self, watched: list[Holding], seconds: float) -> Woken:
-        """Wait for shards that have something to read, and return them; a connection that falls silent is given up."""
-        if self._waker is None or not self._waker.alive:
-            self._waker = await self.redis.link()
-        try:
-            return await self.flusher.streams.wait(self._waker, watched, seconds=seconds)
-        except RedisUnavailable as error:
-            if error.reason != "timeout":
-                raise
-            whisper("not_woken", detail=str(error))
-            return Woken([], False)
-
     async def look(self) -> None:
         """Ask Redis alone how far the shards are."""
-        if self._link is None or not self._link.alive:
-            self._link = await worker_link(self.redis, self.keys, self.settings)
-        self.heads = await self.flusher.streams.heads(self._link, list(self.holdings))
-        await self._measure(self._link, self.heads)
+        link = await self.primary.connect()
+        self.heads = await self.flusher.streams.heads(link, list(self.holdings))
+        await self._measure(link, self.heads)
 
     async def tell(self) -> None:
         """Say in Postgres, while Redis cannot be used, that this worker lives and what hinders it."""
@@ -373,8 +358,8 @@ class Worker:
                 if self._database is None or self._database.alive:
                     raise
                 await self._sign_off()
-            if self.share.live > 1 and self._link is not None and self._link.alive:
-                await self.flusher.streams.ring(self._link)
+            if self.share.live > 1 and (link := self.primary.link) is not None and link.alive:
+                await self.flusher.streams.ring(link)
         except (PostgresUnavailable, ConfigurationError) as error:
             warn("not_given_back", detail=str(error))
             return False
@@ -387,10 +372,6 @@ class Worker:
 
     async def close(self) -> None:
         """Close every connection."""
-        await asyncio.gather(self.gatekeeper.stop(), self.expiry.stop(), self.janitor.stop())
-        for link in (self._link, self._waker):
-            if link is not None:
-                with contextlib.suppress(OSError):
-                    await link.close()
+        await asyncio.gather(self.gatekeeper.stop(), self.expiry.stop(), self.janitor.stop(), self.primary.close())
         if self._database is not None:
             await self._database.close()

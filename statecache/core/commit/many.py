@@ -23,6 +23,7 @@ from statecache.commit_protocol.decision import Again, Load, OpenShard, Pause, h
 from statecache.concurrency.batching import REQUESTS_MAX, WEIGHT_MAX
 from statecache.core.commit.attempts import SEND_S_MIN, never_sent
 from statecache.core.commit.durability_support import COPIED
+from statecache.core.epoch.opener import PAUSE_S_MAX
 from statecache.core.parts import in_parts
 from statecache.errors import RedisUnavailable, StateCacheError, Unavailable
 from statecache.redis_errors import FINAL
@@ -231,15 +232,18 @@ class ManyCommits:
         """Do once what several commits need, in half of the time that is left, for others need theirs.
 
         Where that fails for want of a server or of time, they go with the next round, for some may have been served.
+        A gate that is refused long before the end stays closed, whoever waits.
         """
         now = monotonic()
         left = max(call.end - now, 0.001)
+        end = now + (left / 2 if left > 0.2 else left)
         try:
-            await work(end=now + (left / 2 if left > 0.2 else left))
+            await work(end=end)
         except StateCacheError as error:
             final = not isinstance(error, Unavailable) or error.reason in FINAL or left <= 0.2
+            refused = isinstance(error, Unavailable) and error.reason == "epoch" and monotonic() + PAUSE_S_MAX < end
             for commit in commits:
-                if final:
+                if final or refused:
                     await self._fail(call, commit, error)
                 else:
                     await self._pause(call, commit, error)

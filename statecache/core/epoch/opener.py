@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 SILENT_S = 1.0
 """How long an opening waits for others without a word."""
+PAUSE_S_MAX = 0.25
+"""The longest pause between two attempts, in seconds."""
 TOLD_EVERY_S = 10.0
 """How often a client says it at most, however many shards wait."""
 _logger = logging.getLogger("statecache")
@@ -61,7 +63,10 @@ class Opener:
         self._times: dict[int, int] = {}
 
     async def open(self, shard: int, *, end: float) -> None:
-        """Return when the shard is open; try until `end`, then raise Unavailable(reason="epoch")."""
+        """Return when the shard is open; try until `end`, then raise Unavailable(reason="epoch").
+
+        Raised more than a pause (`PAUSE_S_MAX`) before `end`, that says that waiting does not help.
+        """
         turns, times = self._turns.setdefault(shard, self._redis.io.slots(1)), self._times.get(shard, 0)
         turn = await turns.acquire(max(end - monotonic(), 0.001))
         if turn is None:
@@ -80,7 +85,7 @@ class Opener:
         lead to an old primary, though the address does not any more.
         """
         renewed = False
-        token, backoff = self._gate.new_token(), Backoff(0.01, 0.25)
+        token, backoff = self._gate.new_token(), Backoff(0.01, PAUSE_S_MAX)
         refused: dict[int, Refusal] = {}
         last_error: Exception | None = None
         begun = monotonic()

@@ -125,6 +125,13 @@ GATES = {
         "        if True:\n",
         by="scenarios split_brain",
     ),
+    "left primary": Mutant(
+        "a worker that follows its address to the new primary closes what still leads to the old one",
+        "workers/statecache_workers/primary.py",
+        "watch.stay(moved.old)",
+        "moved.old.close()",
+        by="scenarios left_primary",
+    ),
     "opening reader": Mutant(
         "a read opens a gate that it finds closed",
         "statecache/core/read/reader.py",

@@ -1,0 +1,145 @@
+"""A worker's connections to the primary, and how it leaves an old one that goes on.
+
+A proxy, a virtual address or a service may lead to the new primary, and leave connections that are open where they are:
+at an old primary that goes on. Nobody but the worker itself can leave it then.
+
+    ask      the server goes on beside the lineage, or a gate that was tried more than once is still closed there
+    dial     beside the turns, another connection (`redial`)
+    same     it leads to the same server, or cannot be opened: everything stays as it is
+    another  the next turn works on it. One connection to the old primary stays open, and what that takes is kept beside
+             the turns (`split_brain`), for connections of agents may have stayed there too
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from statecache.errors import RedisUnavailable
+from statecache_workers.logs import say, whisper
+from statecache_workers.redial import Redial
+from statecache_workers.split_brain import SplitBrain
+from statecache_workers.streams import Woken
+
+if TYPE_CHECKING:
+    from statecache.core.postgres.tier import PostgresTier
+    from statecache.core.redis.connection import Link
+    from statecache.core.redis.tier import RedisTier
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+    from statecache_workers.database import Database
+    from statecache_workers.owned_shards import Holding
+    from statecache_workers.ownership import Ownership
+    from statecache_workers.redial import Moved
+    from statecache_workers.streams import Streams
+
+
+class Primary:
+    """The connections of one worker.
+
+    `soon` is called when the next turn should come soon, and `changed` when the connection is another one than before.
+    """
+
+    def __init__(
+        self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, *, streams: Streams,
+        ownership: Ownership, by: str, soon: Callable[[], None], changed: Callable[[], None],
+        monotonic: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._redis = redis
+        self._streams = streams
+        self._changed = changed
+        self.link: Link | None = None
+        self._waker: Link | None = None
+        self.redial = Redial(settings, keys, redis, streams, done=soon, monotonic=monotonic)
+        self._watch = partial(SplitBrain, settings, keys, streams, ownership, postgres, by=by, monotonic=monotonic)
+        self._split_brain = self._watch()
+        self._left: dict[str, tuple[asyncio.Task[None], SplitBrain]] = {}
+        self._rescued = 0
+
+    @property
+    def told(self) -> str:
+        """That the server goes on beside the lineage, in words; '' where it does not."""
+        return self._split_brain.told
+
+    @property
+    def rescued(self) -> int:
+        """How many changes were kept of old primaries that nobody had kept before."""
+        return self._rescued + sum(one.rescued for one in (self._split_brain, *(one for _, one in self._left.values())))
+
+    @property
+    def left(self) -> list[str]:
+        """The replids of the old primaries that were left and are still reached."""
+        return [server for server, (task, _) in self._left.items() if not task.done()]
+
+    async def connect(self) -> Link:
+        """Return the connection to work on, another one where the old one broke, or the address has moved."""
+        moved = self.redial.take()
+        if moved is not None and moved.old is self.link and moved.old.alive:
+            await self._move(moved)
+        elif moved is not None:
+            await moved.link.close()
+        if self.link is None or not self.link.alive:
+            await self._leave_waker()
+            self.link = await self.redial.dial()
+            self._changed()
+        return self.link
+
+    async def _leave_waker(self) -> None:
+        """Close the other connection: the server behind it may be another one than that which answers now."""
+        if self._waker is not None:
+            await self._waker.close()
+
+    async def _move(self, moved: Moved) -> None:
+        """Work on the new connection, and have what the old primary takes kept on the old one."""
+        say("address_moved", left=moved.left, server=moved.server)
+        await self._leave_waker()
+        for server in (moved.left, moved.server):
+            await self._end(server)
+        watch, self._split_brain = self._split_brain, self._watch()
+        self._left[moved.left] = asyncio.create_task(watch.stay(moved.old), name="old primary"), watch
+        self.link = moved.link
+        self._changed()
+
+    async def look_beside(self, database: Database, *, hindered: bool) -> bool:
+        """Keep a piece of what an old primary takes, and dial again where the server is one, or where hindered.
+
+        Returns whether there is more to be kept now.
+        """
+        assert self.link is not None
+        more = await self._split_brain.look(self.link, database)
+        if self.told or hindered:
+            await self.redial.ask(self.link)
+        return more
+
+    async def wait(self, watched: Sequence[Holding], *, seconds: float) -> Woken:
+        """Wait for shards that have something to read, and return them; a connection that falls silent is given up."""
+        if self._waker is None or not self._waker.alive:
+            self._waker = await self._redis.link()
+        try:
+            return await self._streams.wait(self._waker, watched, seconds=seconds)
+        except RedisUnavailable as error:
+            if error.reason != "timeout":
+                raise
+            whisper("not_woken", detail=str(error))
+            return Woken([], False)
+
+    async def _end(self, server: str) -> None:
+        """Leave an old primary for good."""
+        if server in self._left:
+            task, watch = self._left.pop(server)
+            task.cancel()
+            await asyncio.wait([task])
+            self._rescued += watch.rescued
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.redial.stop()
+        for server in list(self._left):
+            await self._end(server)
+        for link in (self.link, self._waker):
+            if link is not None:
+                with contextlib.suppress(OSError):
+                    await link.close()
