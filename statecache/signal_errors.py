@@ -1,4 +1,4 @@
-"""What a signal handler raises in the middle of users' code or of reading a value: it is not about the value.
+"""What a signal handler raises in the middle of a call: it is neither about a value that is read, nor about a server.
 
 Python calls a handler between any two steps of the main thread, with the frame that it interrupts. That frame stands
 above the handler's own in the traceback, by which what a handler raised is told from what a user's class raised,
@@ -19,6 +19,28 @@ def pass_on(error: Exception) -> None:
     for one in _told_in(error):
         if is_of_handler(one):
             raise one
+
+
+def pass_on_below(error: BaseException) -> None:
+    """Raise what a signal handler raised while the calls ran that an error came through, whatever they made of it.
+
+    Libraries that wait for a socket take a TimeoutError, or another OSError, for the socket's, and raise one of their
+    own. What was being handled already when these calls began is not looked at.
+    """
+    below: BaseException | None = error
+    while below is not None:
+        if is_of_handler(below):
+            raise below
+        frames, below = {*_frames(below)}, below.__cause__ or below.__context__
+        if below is not None and next(_frames(below), None) not in frames:
+            return
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame
+        trace = trace.tb_next
 
 
 def is_of_handler(error: BaseException) -> bool:

@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary
 from statecache.clock import monotonic
 from statecache.concurrency import NoThread, unanswered
 from statecache.errors import StateCacheError, Unavailable, UsageError
+from statecache.signal_errors import pass_on_below
 
 if TYPE_CHECKING:
     from statecache.concurrency import Background, Concurrency, Slot
@@ -191,6 +192,7 @@ class Idle(Generic[C]):
             await self._io.answered(waiter.signal, bound)
         except TimeoutError as error:
             self._leave(waiter)
+            pass_on_below(error)
             raise self._late(error if bound > seconds / 2 else unanswered(seconds)) from error
         except BaseException:  # whatever ended the wait, a connection that came meanwhile is another one's
             self._leave(waiter)

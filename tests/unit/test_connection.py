@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
 
-from statecache import RedisUnavailable
+from statecache import RedisUnavailable, Settings
 from statecache.concurrency import TASKS
 from statecache.core.redis.connection import Link
 
@@ -133,3 +135,61 @@ async def test_messages_that_came_before_the_connection_broke_are_given_and_then
     broken = Link(Pushed([redis.ConnectionError("closed")]), "somewhere", TASKS)
     with pytest.raises(RedisUnavailable):
         await broken.receive(seconds=5)
+
+
+class Interrupted(Pushed):
+    """A connection on which a signal comes whatever is done on it, and which may tell of that as redis-py does."""
+
+    def __init__(self, *, told: bool) -> None:
+        super().__init__([])
+        self._told = told
+
+    def _meet(self) -> None:
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        except OSError:
+            if not self._told:
+                raise
+            raise redis.TimeoutError("Timeout reading from socket") from None
+
+    async def connect(self) -> None:
+        self._meet()
+
+    async def send_packed_command(self, packed: list[bytes]) -> None:
+        self._meet()
+
+    async def read_response(self, **_: Any) -> Any:
+        self._meet()
+
+
+ASKED: dict[str, Callable[[Link], Awaitable[Any]]] = {
+    "run": lambda link: link.run([("GET", "a")], seconds=5),
+    "send": lambda link: link.send(("GET", "a"), seconds=5),
+    "receive": lambda link: link.receive(seconds=5),
+    "heard": lambda link: link.heard(seconds=5),
+    "open": lambda link: Link.open(lambda: link._connection, Settings(redis_url="redis://h:6379/0")),
+}
+
+
+@pytest.fixture(params=[TimeoutError, ConnectionResetError])
+def raised(request: pytest.FixtureRequest) -> Iterator[type[Exception]]:
+    """Have a signal raise an error of a kind that sockets raise too."""
+    kind: type[Exception] = request.param
+
+    def interrupt(*_: object) -> None:
+        raise kind("the time is up")
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    yield kind
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("what", ASKED)
+@pytest.mark.parametrize("told", [False, True])
+async def test_what_a_signal_handler_raises_goes_through_and_closes_the_connection(
+    raised: type[Exception], what: str, told: bool
+) -> None:
+    link = Link(Interrupted(told=told), "somewhere", TASKS)
+    with pytest.raises(raised, match="the time is up"):
+        await ASKED[what](link)
+    assert not link.alive

@@ -14,8 +14,13 @@ import msgspec
 import pydantic
 import pytest
 
+from statecache import Settings
 from statecache.call_notes import Observation
+from statecache.clock import monotonic
 from statecache.codec import codec_for
+from statecache.concurrency import THREADS, run
+from statecache.core.history.computations import Computations
+from statecache.core.postgres.connection import connect
 from statecache.errors import CodecError
 from statecache.model import Operation
 from statecache.rules.steps import fingerprint_of
@@ -282,3 +287,22 @@ def test_what_a_class_raises_is_a_codec_error_whatever_it_has_at_hand(refuse: An
             codec_for(Moody).decode(b'{"x":1}', key=KEY)
     finally:
         Mood.act = lambda: None
+
+
+def test_a_handler_that_raises_in_a_long_computation_is_heard(error: Exception) -> None:
+    with interrupted(_as_function(error)), pytest.raises(type(error)) as caught:
+        run(Computations(THREADS).result(Mood.act, size=5000, end=monotonic() + 60, what="a comparison"))
+    assert caught.value is error
+
+
+def test_a_handler_that_raises_while_a_connection_to_postgres_is_opened_is_heard(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def opened(*_: object) -> None:
+        Mood.act()
+
+    monkeypatch.setattr(THREADS, "postgres", opened)
+    settings = Settings(postgres_url="postgresql://h/state")
+    with interrupted(_as_function(error)), pytest.raises(type(error)) as caught:
+        run(connect(settings, "statecache", io=THREADS))
+    assert caught.value is error

@@ -9,6 +9,7 @@ from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
 from statecache.errors import Unavailable
 from statecache.settings import variable_of
+from statecache.signal_errors import pass_on_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +42,7 @@ class Computations:
             return work()
         try:
             return await self._io.computed(work, self._turns, max(end - monotonic(), 0.0))
-        except TimeoutError:
+        except TimeoutError as error:
+            pass_on_below(error)
             hint = f"Give it more time: timeout=, or {variable_of('timeout_s')}."
             raise Unavailable("timeout", detail=f"{what} takes longer than the call may", hint=hint) from None

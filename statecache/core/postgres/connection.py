@@ -32,6 +32,7 @@ from statecache._tls import is_tls_refused_by_libpq
 from statecache.concurrency import TASKS, Concurrency, TooLittleTime
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.settings import masked
+from statecache.signal_errors import pass_on_below
 from statecache.sql import statement
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ async def connect(
         connection: psycopg.AsyncConnection[Any] = await io.postgres(settings.postgres_url, options, seconds)
         return connection
     except TimeoutError as error:
+        pass_on_below(error)
         raise not_answered(error, settings) from None
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(f"postgres_url {where}: {_unquoted(brief(error))}") from None

@@ -40,6 +40,7 @@ from statecache.core.redis.not_opened import CHECK_TLS, not_opened, perhaps_tls
 from statecache.errors import ConfigurationError, RedisUnavailable, UsageError
 from statecache.resp import Command, packed
 from statecache.settings import masked
+from statecache.signal_errors import pass_on_below
 
 if TYPE_CHECKING:
     from statecache.concurrency import Background, Slot
@@ -161,6 +162,7 @@ class Link:
                 await line.connect()
             connected = True
         except (RedisError, OSError, TimeoutError) as error:
+            pass_on_below(error)
             raise not_opened(error, settings) from error
         finally:
             if not connected:
@@ -211,9 +213,11 @@ class Link:
                         return replies
             whole, self.heard_at = True, monotonic()
         except TimeoutError as error:
+            pass_on_below(error)
             self.silent_since = silent_since(sent)
             raise RedisUnavailable("timeout", detail=f"{self._where}: {no_answer(seconds, bound.late_s)}") from error
         except (RedisError, OSError) as error:
+            pass_on_below(error)
             refused = "authentication" if isinstance(error, AuthenticationError) else "connection"
             reason = "timeout" if "imeout" in type(error).__name__ else "tls" if is_tls_refused(error) else refused
             self.silent_since = silent_since(sent) if reason == "timeout" else monotonic()
@@ -276,6 +280,7 @@ class Link:
                 await self._line.send_packed_command(packed(commands))
             sent = True
         except (RedisError, OSError, AttributeError) as error:  # the last: closed by another thread
+            pass_on_below(error)
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
         finally:
             if not sent:
@@ -289,6 +294,7 @@ class Link:
                 while not messages or (self.buffered and len(messages) < _MESSAGES_MAX):
                     messages.append(await self._line.read_response(disconnect_on_error=False))
         except (TimeoutError, RedisError, OSError) as error:
+            await self._pass_on(error)
             if "imeout" not in type(error).__name__:
                 await self.close()
                 if not messages:
@@ -321,10 +327,19 @@ class Link:
         except ResponseError as error:
             return error
         except (TimeoutError, RedisError, OSError, AttributeError) as error:  # the last: closed by another thread
+            await self._pass_on(error)
             if "imeout" in type(error).__name__:
                 return None
             await self.close()
             raise RedisUnavailable("connection", detail=f"{self._where}: {error}") from error
+
+    async def _pass_on(self, error: Exception) -> None:
+        """Raise what a signal handler raised, and close the connection: how much was read nobody knows."""
+        try:
+            pass_on_below(error)
+        except BaseException:
+            await self.close()
+            raise
 
     def abandon(self) -> None:
         """Part with a forked parent's connection; an asyncio one stays quiet as long as it is referenced."""
