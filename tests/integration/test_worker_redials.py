@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 
 from statecache import AsyncStateCache
 from statecache.testing.valkey import Valkey
+from statecache_workers.runner import DRAINED, LEFT, Runner
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import Log, MakeWorker, flush
@@ -18,7 +22,10 @@ from tests.support.failed_over import BOUND_S, QUICK, parted, until, working
 from tests.support.fault_proxy import FaultProxy
 from tests.support.gate_world import World, world
 
+pytestmark = pytest.mark.counts_seconds
+
 KEY = "runs/42"
+TIMEOUT_S, DRAIN_S = 1.0, 2.0
 
 
 @pytest.fixture
@@ -50,10 +57,24 @@ class Story:
         async with AsyncStateCache(settings=self.shard.on(self.new)) as agent:
             await agent.set("runs/44", "new", durability="postgres", timeout=BOUND_S)
 
+    async def give_shards_back(self) -> None:
+        """Have the worker go on without shards."""
+        self.worker.taking = False
+        await self.worker.leave()
+        self.worker.holdings.clear()
+
     def standing(self, server: Valkey) -> set[int]:
         """Return the worker's connections that stand on a server, by their ports."""
         listed = self.shard.raw(server).client_list()
         return {int(one["addr"].rpartition(":")[2]) for one in listed} & self.network.ports
+
+
+class Told(NamedTuple):
+    """A worker's process, and what it tells when it has ended."""
+
+    story: Story
+    runner: Runner
+    task: asyncio.Task[int]
 
 
 @pytest.fixture
@@ -67,7 +88,9 @@ async def story(shard: World, make_worker: MakeWorker) -> AsyncIterator[Story]:
 async def _story(shard: World, make_worker: MakeWorker) -> AsyncIterator[Story]:
     old, new = parted(shard, KEY)
     async with FaultProxy("127.0.0.1", old.port) as network:
-        worker = make_worker(through(shard.on(old, **QUICK), redis=network))
+        worker = make_worker(
+            through(shard.on(old, timeout_s=TIMEOUT_S, hydrate_token_s=TIMEOUT_S, **QUICK), redis=network)
+        )
         await flush(worker)
         await until(lambda: not worker.expiry.busy)
         yield Story(shard, old, new, network, worker)
@@ -99,9 +122,7 @@ async def test_a_worker_alone_follows_its_address_to_the_new_primary(story: Stor
 
 async def test_a_worker_without_shards_follows_it_too(story: Story, log: Log) -> None:
     """It has none for others have taken them, and takes none while it sees another data set than these."""
-    story.worker.taking = False
-    await story.worker.leave()
-    story.worker.holdings.clear()
+    await story.give_shards_back()
     await story.begin_epoch()
     story.move()
     async with working(story.worker):
@@ -134,6 +155,66 @@ async def test_an_old_primary_that_falls_silent_once_it_was_left_holds_up_nothin
         for _ in range(3):
             await story.is_flushed()
     assert not log.of("outage")
+
+
+async def test_an_old_primary_that_is_silent_for_long_is_kept_again_afterwards(story: Story, log: Log) -> None:
+    """No other connection leads there: it is waited for, for longer than for a server that can be dialled."""
+    await story.begin_epoch()
+    story.move()
+    async with working(story.worker):
+        await story.is_flushed()
+        story.network.freeze(story.standing(story.old))
+        await story.network.passes(2 * story.worker.settings.timeout_s)
+        story.network.thaw()
+        taken = story.shard.put(story.old, KEY, "after")
+        await until(lambda: taken.change_id in story.shard.conflicts())
+    assert not log.of("not_rescued")
+
+
+async def test_an_old_primary_that_is_not_reached_any_more_is_told_of(story: Story, log: Log) -> None:
+    await story.begin_epoch()
+    story.move()
+    async with working(story.worker):
+        await story.is_flushed()
+        await until(lambda: log.of("split_brain"))
+        story.network.cut(story.standing(story.old))
+        await until(lambda: any(line.get("alarm") for line in log.of("not_rescued")))
+    assert not log.of("split_brain_over")
+    assert not story.worker.primary.left
+
+
+@pytest.mark.parametrize("which", ["empty", "foreign"])
+async def test_an_address_that_leads_to_no_primary_of_this_deployment_is_not_followed(
+    story: Story, log: Log, which: str
+) -> None:
+    """What stands is of more use than a server that is empty, or another deployment's, to which the address errs."""
+    shard, dialled, dial = story.shard, [], story.worker.primary.redial.dial
+    third, password = shard.start("c"), urlsplit(story.old.url).password
+    raw = shard.raw(third)
+    raw.config_set("requirepass", password or "")
+    if which == "foreign":
+        meta = shard.meta(story.old) | {"cluster": "another", "replid": shard.replid(third)}
+        raw.hset(shard.keys.meta(0), mapping=meta)
+
+    async def noted() -> Any:
+        dialled.append(await dial())
+        return dialled[-1]
+
+    story.worker.primary.redial.dial = noted  # type: ignore[method-assign]
+    await story.give_shards_back()
+    await story.begin_epoch()
+    worker, cluster = story.worker, story.worker.redis.cluster
+    async with working(worker):
+        await until(lambda: log.of("split_brain") and dialled)
+        story.network.retarget("127.0.0.1", third.port)
+        dialled.clear()
+        await until(lambda: len(dialled) >= 2 and not any(one.alive for one in dialled))
+        assert story.standing(story.old)
+        assert not log.of("address_moved")
+        assert worker.redis.cluster == cluster
+        assert not raw.xlen(shard.keys.changes(0))
+        story.move()
+        await until(lambda: log.of("address_moved"))
 
 
 async def test_an_address_that_leads_back_and_forth_leaves_one_connection(story: Story, log: Log) -> None:
@@ -193,3 +274,42 @@ async def test_a_worker_that_is_not_hindered_opens_no_connection(story: Story, m
         story.shard.put(story.old, KEY, "more")
         await flush(story.worker)
     assert not asked
+
+
+@pytest.fixture
+async def runner(shard: World, log: Log) -> AsyncIterator[Told]:
+    """A worker's process that has left an old primary for the new one."""
+    old, new = parted(shard, KEY)
+    async with FaultProxy("127.0.0.1", old.port) as network:
+        settings = through(
+            shard.on(old, timeout_s=TIMEOUT_S, hydrate_token_s=TIMEOUT_S, drain_s=DRAIN_S, **QUICK), redis=network
+        )
+        runner = Runner(settings)
+        story = Story(shard, old, new, network, runner.worker)
+        task = asyncio.create_task(runner.run())
+        await until(lambda: runner.worker.ready)
+        await story.begin_epoch()
+        story.move()
+        await until(lambda: log.of("address_moved"))
+        await story.is_flushed()
+        yield Told(story, runner, task)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def test_a_worker_that_is_told_to_stop_keeps_first_what_an_old_primary_has_taken(runner: Told) -> None:
+    shard, story = runner.story.shard, runner.story
+    taken = [shard.put(story.old, f"runs/{number}", number) for number in range(300)]
+    runner.runner.signalled()
+    assert await runner.task == DRAINED
+    assert shard.conflicts() == {one.change_id for one in taken}
+
+
+async def test_a_worker_that_is_told_to_stop_says_that_an_old_primary_was_not_reached(runner: Told, log: Log) -> None:
+    story = runner.story
+    story.network.freeze(story.standing(story.old))
+    runner.runner.signalled()
+    assert await runner.task == LEFT
+    (stopped,) = log.of("stopped")
+    assert stopped["left"] is None

@@ -45,8 +45,13 @@ class Address:
         self.told = 0
         streams: Any = Streams()
         unused: Any = None
-        self.redial = Redial(unused, unused, unused, streams, done=self._tell, monotonic=lambda: self.now)
+        self.redial = Redial(
+            unused, unused, streams, is_primary=self._is_primary, done=self._tell, monotonic=lambda: self.now
+        )
         monkeypatch.setattr(self.redial, "dial", self._dial)
+
+    async def _is_primary(self, server: str) -> bool:
+        return server == "new"
 
     def _tell(self) -> None:
         self.told += 1
@@ -88,6 +93,13 @@ async def test_a_connection_to_another_server_is_taken_once(address: Address) ->
     assert found.old.alive
     assert address.told == 1
     assert address.redial.take() is None
+
+
+async def test_a_connection_to_a_server_that_is_no_primary_is_closed_again(address: Address) -> None:
+    address.leads_to = "strange"
+    assert await address.ask() is None
+    assert [link.alive for link in address.links] == [False]
+    assert not address.told
 
 
 async def test_an_address_at_which_nobody_is_changes_nothing(address: Address) -> None:

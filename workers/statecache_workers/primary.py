@@ -5,9 +5,12 @@ at an old primary that goes on. Nobody but the worker itself can leave it then.
 
     ask      the server goes on beside the lineage, or a gate that was tried more than once is still closed there
     dial     beside the turns, another connection (`redial`)
-    same     it leads to the same server, or cannot be opened: everything stays as it is
+    same     it leads to the same server, or to one that no row in Postgres names as the primary, or cannot be opened:
+             everything stays as it is
     another  the next turn works on it. One connection to the old primary stays open, and what that takes is kept beside
              the turns (`split_brain`), for connections of agents may have stayed there too
+
+A worker that is told to stop keeps first what those have taken until then.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from statecache.errors import RedisUnavailable
+from statecache_workers.database import Database
 from statecache_workers.logs import say, whisper
 from statecache_workers.redial import Redial
+from statecache_workers.redis_rights import worker_link
 from statecache_workers.split_brain import SplitBrain
 from statecache_workers.streams import Woken
 
@@ -30,7 +35,6 @@ if TYPE_CHECKING:
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
     from statecache.settings import Settings
-    from statecache_workers.database import Database
     from statecache_workers.owned_shards import Holding
     from statecache_workers.ownership import Ownership
     from statecache_workers.redial import Moved
@@ -48,12 +52,16 @@ class Primary:
         ownership: Ownership, by: str, soon: Callable[[], None], changed: Callable[[], None],
         monotonic: Callable[[], float],
     ) -> None:  # fmt: skip
+        self._settings = settings
+        self._keys = keys
         self._redis = redis
+        self._postgres = postgres
+        self._ownership = ownership
         self._streams = streams
         self._changed = changed
         self.link: Link | None = None
         self._waker: Link | None = None
-        self.redial = Redial(settings, keys, redis, streams, done=soon, monotonic=monotonic)
+        self.redial = Redial(settings, keys, streams, is_primary=self._is_primary, done=soon, monotonic=monotonic)
         self._watch = partial(SplitBrain, settings, keys, streams, ownership, postgres, by=by, monotonic=monotonic)
         self._split_brain = self._watch()
         self._left: dict[str, tuple[asyncio.Task[None], SplitBrain]] = {}
@@ -67,12 +75,21 @@ class Primary:
     @property
     def rescued(self) -> int:
         """How many changes were kept of old primaries that nobody had kept before."""
-        return self._rescued + sum(one.rescued for one in (self._split_brain, *(one for _, one in self._left.values())))
+        watches = [watch for _, watch in [*self._left.values()]]
+        return self._rescued + sum(one.rescued for one in (self._split_brain, *watches))
 
     @property
     def left(self) -> list[str]:
         """The replids of the old primaries that were left and are still reached."""
         return [server for server, (task, _) in self._left.items() if not task.done()]
+
+    def has_kept(self, since: float) -> bool:
+        """Return whether all is kept that old primaries had taken by then, as far as they are still reached."""
+        for task, watch in self._left.values():
+            watch.look_soon()
+            if not task.done() and watch.kept_at < since:
+                return False
+        return True
 
     async def connect(self) -> Link:
         """Return the connection to work on, another one where the old one broke, or the address has moved."""
@@ -83,9 +100,18 @@ class Primary:
             await moved.link.close()
         if self.link is None or not self.link.alive:
             await self._leave_waker()
-            self.link = await self.redial.dial()
+            self.link = await worker_link(self._redis, self._keys, self._settings)
             self._changed()
         return self.link
+
+    async def _is_primary(self, server: str) -> bool:
+        """Return whether rows in Postgres name a server as the primary of their shards."""
+        database = Database(await self._postgres.session(), self._settings)
+        try:
+            rows = await self._ownership.rows(database, range(self._settings.shards))
+        finally:
+            await database.close()
+        return any(row.replid == server for row in rows.values())
 
     async def _leave_waker(self) -> None:
         """Close the other connection: the server behind it may be another one than that which answers now."""
@@ -95,13 +121,14 @@ class Primary:
     async def _move(self, moved: Moved) -> None:
         """Work on the new connection, and have what the old primary takes kept on the old one."""
         say("address_moved", left=moved.left, server=moved.server)
+        self.link = moved.link
+        self._changed()
         await self._leave_waker()
-        for server in (moved.left, moved.server):
+        ended = [server for server, (task, _) in self._left.items() if task.done()]
+        for server in {moved.left, moved.server, *ended}:
             await self._end(server)
         watch, self._split_brain = self._split_brain, self._watch()
         self._left[moved.left] = asyncio.create_task(watch.stay(moved.old), name="old primary"), watch
-        self.link = moved.link
-        self._changed()
 
     async def look_beside(self, database: Database, *, hindered: bool) -> bool:
         """Keep a piece of what an old primary takes, and dial again where the server is one, or where hindered.
@@ -129,9 +156,10 @@ class Primary:
     async def _end(self, server: str) -> None:
         """Leave an old primary for good."""
         if server in self._left:
-            task, watch = self._left.pop(server)
+            task, watch = self._left[server]
             task.cancel()
             await asyncio.wait([task])
+            del self._left[server]
             self._rescued += watch.rescued
 
     async def close(self) -> None:

@@ -1,19 +1,25 @@
-"""Dialling the address of Redis again: whether it leads to another server than an open connection does."""
+"""Dialling the address of Redis again: whether it leads to another server than an open connection does.
+
+It may err for a while, and lead to a server that is empty, or to another deployment's: whether that other one is the
+primary is for the rows in Postgres to say. Until they do, the worker's connections and what it knows stay as they are.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+import psycopg
+
 from statecache.backoff import pause_s
+from statecache.core.redis.tier import RedisTier
 from statecache.errors import ConfigurationError, Unavailable
 from statecache_workers.logs import crash, whisper
 from statecache_workers.redis_rights import worker_link
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
-    from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
     from statecache.settings import Settings
     from statecache_workers.streams import Streams
@@ -33,16 +39,19 @@ class Moved(NamedTuple):
 
 
 class Redial:
-    """The dialler of one worker; `done` is called when there is a connection to take."""
+    """The dialler of one worker.
+
+    `is_primary` says of a replid whether the lineage goes on there; `done` is called when there is something to take.
+    """
 
     def __init__(
-        self, settings: Settings, keys: KeySpace, redis: RedisTier, streams: Streams, *, done: Callable[[], None],
-        monotonic: Callable[[], float],
+        self, settings: Settings, keys: KeySpace, streams: Streams, *,
+        is_primary: Callable[[str], Awaitable[bool]], done: Callable[[], None], monotonic: Callable[[], float],
     ) -> None:  # fmt: skip
         self._settings = settings
         self._keys = keys
-        self._redis = redis
         self._streams = streams
+        self._is_primary = is_primary
         self._done = done
         self._monotonic = monotonic
         self._task: asyncio.Task[None] | None = None
@@ -51,7 +60,7 @@ class Redial:
 
     async def dial(self) -> Link:
         """Open a connection to where the address leads now."""
-        return await worker_link(self._redis, self._keys, self._settings)
+        return await worker_link(RedisTier(self._settings, self._keys), self._keys, self._settings)
 
     async def ask(self, link: Link) -> None:
         """Start to look whether the address leads elsewhere than this connection, at most about once a second."""
@@ -73,13 +82,13 @@ class Redial:
             link = await self.dial()
             try:
                 there = await self._server(link)
-                if there != here:
+                if there != here and await self._is_primary(there):
                     self._dials, self._found = 0, Moved(old, here, link, there)
                     self._done()
             finally:
                 if self._found is None:
                     await link.close()
-        except (Unavailable, ConfigurationError) as error:
+        except (Unavailable, ConfigurationError, psycopg.Error) as error:
             whisper("not_redialled", detail=str(error))
         except Exception:  # the turns go on, whatever is wrong here
             crash("not_redialled")

@@ -68,6 +68,7 @@ class Runner:
         self._hurry = asyncio.Event()
         self._connected = False
         self._troubled = False
+        self._stopped_at = 0.0
         self._targets: dict[int, int] | None = None
         """Where the streams ended when the draining began; None until Redis has told."""
 
@@ -206,7 +207,7 @@ class Runner:
 
     async def _end(self) -> int:
         """Drain with a deadline, give the shards back, log what is left, and return the exit status."""
-        begun = monotonic()
+        begun = self._stopped_at = monotonic()
         worker = self.worker
         worker.taking = False
         worker.expiry.end()
@@ -219,7 +220,7 @@ class Runner:
 
     async def _drained(self) -> int | None:
         """Flush what stands in the streams now, and return how much is left in the end; None where unknown."""
-        if not self.worker.holdings:
+        if not (self.worker.holdings or self.worker.primary.left):
             return 0
         draining = asyncio.ensure_future(self._drain())
         hurried = asyncio.ensure_future(self._hurry.wait())
@@ -234,15 +235,17 @@ class Runner:
         return 0 if self._is_drained() else await self._still_behind()
 
     def _is_drained(self) -> bool:
-        return self._targets is not None and not self.worker.behind(self._targets)
+        flushed = self._targets is not None and not self.worker.behind(self._targets)
+        return flushed and self.worker.primary.has_kept(self._stopped_at)
 
     async def _still_behind(self) -> int | None:
-        """Count what is left by the newest heads that can be had; None where they never could."""
+        """Count what is left by the newest heads that can be had; None where they, or an old primary, never could."""
         with contextlib.suppress(Unavailable, TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await self.worker.look()
         heads = self.worker.positions()
-        return None if heads is None else self.worker.behind(heads)
+        known = heads is not None and self.worker.primary.has_kept(self._stopped_at)
+        return self.worker.behind(heads) if heads is not None and known else None
 
     async def _drain(self) -> None:
         async def turn() -> None:
@@ -251,7 +254,7 @@ class Runner:
             if self._targets is None and not self.worker.expiry.busy:
                 await self.worker.look()
                 self._targets = self.worker.positions()
-            if not more and (self._targets is None or self.worker.behind(self._targets)):
+            if not more and not self._is_drained():
                 await self._pause(0.05)
 
         while not self._is_drained() and not self._hurry.is_set():

@@ -13,6 +13,8 @@ the new primary, and when it holds none. It goes on for as long as it reaches th
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from statecache.core.epoch.gate import Gate
-from statecache.errors import ConfigurationError, ForeignData, PostgresUnavailable, Unavailable
+from statecache.errors import ConfigurationError, ForeignData, PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache_workers.logs import alarm, crash, say, warn
 from statecache_workers.owned_shards import Head
 
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from statecache_workers.ownership import Ownership
     from statecache_workers.streams import Streams
 
+PATIENCE = 6
+"""For how many times the usual time an old primary that was left may be silent: no other connection leads there."""
 SHARDS_PER_LOOK = 256
 """How many shards are looked at together; of more, others the next time."""
 
@@ -56,6 +60,9 @@ class SplitBrain:
         self._monotonic = monotonic
         self._next, self._first = monotonic(), 0
         self._tells, self._told_of = -inf, 0
+        self._soon, self._is_primary = asyncio.Event(), True
+        self.kept_at = -inf
+        """Up to when all is kept that the server had taken, once the worker has left it, on the monotonic clock."""
 
     @property
     def rescued(self) -> int:
@@ -69,27 +76,48 @@ class SplitBrain:
         if not self.told and not await self._is_doubtful(link, database):
             self._next = self._monotonic() + self._settings.lease_s
             return False
-        more = await self._keep(link)
+        more = bool(await self._keep(link))
         self._next = self._monotonic() + (0.0 if more else self._settings.lease_renew_s)
         return more
 
+    def look_soon(self) -> None:
+        """End a pause between two looks."""
+        self._soon.set()
+
     async def stay(self, link: Link) -> None:
         """Keep what the server takes for as long as it is a primary and this connection stands, then close that."""
+        why = ""
         try:
-            while link.alive:
-                try:
-                    await self._streams.heads(link, ())  # a server that is no primary any more has nothing of its own
-                    if await self._keep(link):
-                        continue
-                except (Unavailable, ConfigurationError) as error:
-                    warn("not_rescued", detail=str(error).partition("\n")[0])
-                await link.io.sleep(self._settings.lease_renew_s)
+            while link.alive and self._is_primary:
+                why = await self._stayed(link) or why
         except Exception:  # the turns go on, whatever is wrong there
             crash("not_rescued")
         finally:
-            if self.told:
-                say("split_brain_over")
             await link.close()
+        if self.told and self._is_primary:
+            alarm("not_rescued", detail=f"{why}; what that server takes from now on is kept nowhere: {self.told}")
+        elif self.told:
+            say("split_brain_over")
+
+    async def _stayed(self, link: Link) -> str:
+        """Keep a piece, and pause where there is no more; return why that was not possible."""
+        why, begun, seconds = "", self._monotonic(), PATIENCE * self._settings.timeout_s
+        more: bool | None = None
+        try:
+            await self._streams.heads(link, (), seconds=seconds)  # which a replica refuses: it has nothing of its own
+            more = await self._keep(link, seconds=seconds)
+        except (Unavailable, ConfigurationError) as error:
+            self._is_primary = not (isinstance(error, RedisUnavailable) and error.reason == "role")
+            why = str(error).partition("\n")[0]
+            warn("not_rescued", detail=why)
+        if more is False:
+            self.kept_at = begun
+        if not more:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.lease_renew_s):
+                    await self._soon.wait()
+            self._soon.clear()
+        return why
 
     async def _is_doubtful(self, link: Link, database: Database) -> bool:
         count = self._settings.shards
@@ -102,11 +130,14 @@ class SplitBrain:
             for shard, head in heads.of.items()
         )
 
-    async def _keep(self, link: Link) -> bool:
-        """Keep a piece, and tell of it; where Postgres does not let us, the flush of other shards goes on."""
-        more = False
+    async def _keep(self, link: Link, *, seconds: float | None = None) -> bool | None:
+        """Keep a piece, tell of it, and return whether there is more.
+
+        None where Postgres does not let us: the flush of other shards goes on.
+        """
+        more: bool | None = None
         try:
-            beside, more = await self._looked(link)
+            beside, more = await self._looked(link, seconds)
         except (PostgresUnavailable, ForeignData, psycopg.Error) as error:
             warn("not_rescued", detail=str(error).partition("\n")[0])
         else:
@@ -126,10 +157,10 @@ class SplitBrain:
             alarm("rescued", changes=self._gate.rescued - self._told_of, detail=self.told)
             self._told_of = self._gate.rescued
 
-    async def _looked(self, link: Link) -> tuple[dict[int, Refusal], bool]:
+    async def _looked(self, link: Link, seconds: float | None) -> tuple[dict[int, Refusal], bool]:
         session = await self._postgres.session()
         try:
-            return await self._gate.rescue(link, session.connection, range(self._settings.shards))
+            return await self._gate.rescue(link, session.connection, range(self._settings.shards), seconds=seconds)
         finally:
             await session.close()
 

@@ -215,14 +215,14 @@ class Streams:
         self.listening = True
         """Whether the bell can be listened to; another program's key may be in its place."""
 
-    async def run(self, link: Link, commands: Sequence[Command]) -> list[Any]:
+    async def run(self, link: Link, commands: Sequence[Command], *, seconds: float | None = None) -> list[Any]:
         """Run commands in one round trip; a reply that blames a key's type, or a script's absence, is a value.
 
         Every other error reply blames the server (loading, read only, out of memory, rights): RedisUnavailable, or, for
         a command that it does not know, ConfigurationError. The connection to a server that is no primary any more is
         closed: it would lead there for ever.
         """
-        replies = await link.run(commands, seconds=self._settings.timeout_s)
+        replies = await link.run(commands, seconds=seconds or self._settings.timeout_s)
         for reply in replies:
             if isinstance(reply, Exception) and code_of(reply) in DEMOTED:
                 await link.close()
@@ -233,9 +233,9 @@ class Streams:
                 raise RedisUnavailable("refused", detail=str(reply)) from reply
         return replies
 
-    async def heads(self, link: Link, shards: Sequence[int]) -> Heads:
-        """Return what the server says of these shards now."""
-        (answer,) = await self.pipeline(link, "heads", [self._question(shards)])
+    async def heads(self, link: Link, shards: Sequence[int], *, seconds: float | None = None) -> Heads:
+        """Return what the server says of these shards now; wait for that many seconds, without them as usual."""
+        (answer,) = await self.pipeline(link, "heads", [self._question(shards)], seconds=seconds)
         return self._told(shards, answer)
 
     async def read(self, link: Link, wanted: Sequence[Wanted]) -> list[Slice]:
@@ -341,16 +341,19 @@ class Streams:
                 found[one.shard] = _stock(reply, head, heads, flushed=one.row.flushed)
         return found
 
-    async def pipeline(self, link: Link, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
+    async def pipeline(
+        self, link: Link, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Any]]], *,
+        seconds: float | None = None,
+    ) -> list[Any]:  # fmt: skip
         """Run one script many times in one round trip and return the replies, error replies as values."""
         if not calls:
             return []
         which = script(name)
-        replies = await self.run(link, [link.call(which, *call) for call in calls])
+        replies = await self.run(link, [link.call(which, *call) for call in calls], seconds=seconds)
         lost = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if lost:
             link.knows(which, False)
-            again = await self.run(link, [link.call(which, *calls[at]) for at in lost])
+            again = await self.run(link, [link.call(which, *calls[at]) for at in lost], seconds=seconds)
             for at, reply in zip(lost, again, strict=True):
                 replies[at] = reply
         if not isinstance(replies[0], Exception):

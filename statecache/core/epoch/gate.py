@@ -107,14 +107,15 @@ class Gate:
             raise refusal(error, self.keys.meta(min(shards))) from error
 
     async def rescue(
-        self, link: Link, connection: psycopg.AsyncConnection[Any], shards: Sequence[int]
-    ) -> tuple[dict[int, Refusal], bool]:
+        self, link: Link, connection: psycopg.AsyncConnection[Any], shards: Sequence[int], *,
+        seconds: float | None = None,
+    ) -> tuple[dict[int, Refusal], bool]:  # fmt: skip
         """Keep a piece of what this server takes beside the lineage, whoever owns those shards; open nothing.
 
         Returns the shards in which it is another branch, with the refusals that say so, and whether there is more.
         Error replies of Redis are translated, Postgres' errors are psycopg's.
         """
-        attempt = Attempt(self._candidate, link, connection, token="", seconds=self.settings.timeout_s)
+        attempt = Attempt(self._candidate, link, connection, token="", seconds=seconds or self.settings.timeout_s)
         try:
             return await attempt.rescue(shards)
         except ResponseError as error:
