@@ -10,7 +10,7 @@ by one `send`, and the synchronous client needs no event loop:
 * `slots` is a counting semaphore, first come first served, with a timeout; `signal` an event; `batcher` brings together
   what many ask at the same moment; `background` is a task or a daemon thread that runs until it is stopped, `thread` a
   daemon thread for both.
-* `timeout`, `severed` and `postgres` bound what is done with Postgres; `dialing`, `deadline`, `sending` and `receiving`
+* `timeout` and `postgres` bound what is done with Postgres; `dialing`, `deadline`, `sending` and `receiving`
   what is done with Redis.
 """
 

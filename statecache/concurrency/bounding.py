@@ -2,7 +2,7 @@
 
 * `TaskTimeout` and `ThreadTimeout` end an exchange after so many seconds, by shutting its socket.
 * `task_opened` and `thread_opened` bounds the opening of a connection, for which libpq allows two seconds at least.
-* `task_severed` ends an exchange when who waits for it is cancelled.
+* `SeveredConnection` ends an exchange at once when who waits for it is cancelled.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Generator
 from math import ceil, inf
 from typing import Any, TypeVar
 from weakref import ref
 
 import psycopg
+from psycopg.waiting import wait_async
 
 from statecache.clock import monotonic
 from statecache.concurrency.lateness import Lateness, unanswered
 from statecache.concurrency.starting import NoThread, start
 
 T = TypeVar("T")
-_SEVERED_S = 0.05
-"""How long an exchange may take to end whose connection was shut."""
+_INTERVAL_S = 0.1
+"""How often psycopg looks whether a signal has come, in seconds."""
 _LOOK_S, _LOOK_MIN_S = 0.05, 0.001
 """How often a thread that waits looks at the time at least, and at most, in seconds."""
 
@@ -60,6 +61,24 @@ class TaskTimeout:
         if self._timer is not None:
             self.late_s = monotonic() - self._timer.when()
         shut(self._connection)
+
+
+class SeveredConnection(psycopg.AsyncConnection[Any]):
+    """A connection of tasks that is closed at once when who waits on it is cancelled.
+
+    Psycopg would ask the server to give up, and wait up to ten seconds for both answers. Nobody else may close it
+    before the exchange has let go of it: what waits refers to what libpq frees. So that is done here, without awaiting
+    anything, however often the task is cancelled.
+    """
+
+    async def wait(self, gen: Any, interval: float = _INTERVAL_S, timeout: float | None = None) -> Any:
+        """Wait for what a generator of psycopg waits for."""
+        try:
+            return await wait_async(gen, self.pgconn.socket, interval, timeout)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            gen.close()
+            self.pgconn.finish()
+            raise
 
 
 class BoundConnection(psycopg.Connection[Any]):
@@ -180,28 +199,3 @@ def thread_opened(open_one: Callable[[], T], seconds: float | None) -> T:
     if isinstance(found, BaseException):
         raise found
     return found
-
-
-async def task_severed(work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:
-    """Return the result of work on a connection to Postgres; shut the connection if the caller is cancelled.
-
-    Psycopg would ask the server to give up, and wait up to ten seconds for both answers.
-    """
-    task = asyncio.ensure_future(work())
-    task.add_done_callback(_looked_at)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        shut(connection)
-        await asyncio.wait([task], timeout=_SEVERED_S)
-        if not task.done():
-            connection.pgconn.finish()  # or a pool would lend it again
-        raise
-    finally:
-        del task  # it keeps its error, and that keeps this frame
-
-
-def _looked_at(task: asyncio.Task[Any]) -> None:
-    """Retrieve the error of a task that nobody waits for any more, so that asyncio does not complain."""
-    if not task.cancelled():
-        task.exception()

@@ -195,10 +195,6 @@ class Concurrency(ABC):
         """
 
     @abstractmethod
-    async def severed(self, work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:
-        """Return the result of work on a connection to Postgres; shut it if the caller is cancelled."""
-
-    @abstractmethod
     def timeout(self, seconds: float, connection: Any) -> Timeout:
         """Return a bound on what is done with a connection to Postgres: past it, its socket is shut."""
 

@@ -14,7 +14,7 @@ import psycopg
 from statecache.concurrency.arrivals import TaskArrivals
 from statecache.concurrency.batching import TaskBatcher
 from statecache.concurrency.blocking import refused
-from statecache.concurrency.bounding import TaskTimeout, task_opened, task_severed
+from statecache.concurrency.bounding import SeveredConnection, TaskTimeout, task_opened
 from statecache.concurrency.computing import task_computed
 from statecache.concurrency.exchanging import rows_of, sent
 from statecache.concurrency.interface import Background, Beside, Concurrency, Slots
@@ -56,7 +56,6 @@ class Tasks(Concurrency):
     disown = staticmethod(task_disown)
     wake = staticmethod(task_wake)
     sever = staticmethod(task_sever)
-    severed = staticmethod(task_severed)
     computed = staticmethod(task_computed)
 
     async def sleep(self, seconds: float) -> None:
@@ -110,7 +109,7 @@ class Tasks(Concurrency):
 
     async def postgres(self, url: str, options: dict[str, Any], seconds: float | None) -> Any:
         """Open a connection to Postgres."""
-        return await task_opened(lambda: psycopg.AsyncConnection.connect(url, **options), seconds)
+        return await task_opened(lambda: SeveredConnection.connect(url, **options), seconds)
 
     def spelled(self, connection: Any, text: str, parameters: Mapping[str, Any]) -> bytes:
         """Return statements with parameters in their text."""

@@ -155,10 +155,6 @@ class Threads(Concurrency):
             await beside()
         return rows_of(plain, plain.wait(answer))
 
-    async def severed(self, work: Callable[[], Coroutine[Any, Any, T]], connection: Any) -> T:  # noqa: ARG002
-        """Return the result of the work: nobody cancels a thread."""
-        return await work()
-
     def stay_closed(self, connection: Any) -> None:
         """Have the connection not opened again by redis-py."""
         connection.connect_check_health = refused

@@ -32,7 +32,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterable
 from ssl import SSLContext
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 WAIT_S = 60.0
 
@@ -177,6 +177,11 @@ class FaultProxy:
     def ports(self) -> set[int]:
         """The ports by which the server knows the open connections."""
         return set(self._lines)
+
+    @property
+    def tasks(self) -> set[asyncio.Task[Any]]:
+        """What the proxy does at the moment."""
+        return {task for task in asyncio.all_tasks() if "fault_proxy" in repr(task.get_coro())}
 
     @property
     def standing(self) -> int:

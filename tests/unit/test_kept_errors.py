@@ -13,7 +13,6 @@ from weakref import ref
 
 import pytest
 
-from statecache.concurrency.bounding import task_severed
 from statecache.concurrency.sockets import TaskDeadline
 from tests.support.polling import pause
 
@@ -45,22 +44,4 @@ async def test_a_cancelled_exchange_keeps_nothing() -> None:
     assert task.cancelled()
     assert kept[0]() is not None
     del task
-    assert kept[0]() is None
-
-
-async def test_a_refused_statement_keeps_nothing() -> None:
-    kept: list[ref[Bytes]] = []
-
-    async def statement() -> None:
-        sent = Bytes()
-        kept.append(ref(sent))
-        raise ValueError
-
-    try:
-        await task_severed(statement, None)
-    except ValueError:
-        assert kept[0]() is not None
-    else:
-        raise AssertionError("it was not refused")
-    await pause()  # the loop is through with the task
     assert kept[0]() is None

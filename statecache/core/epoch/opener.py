@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -137,8 +136,7 @@ class Opener:
         try:
             link = await self._redis.pool.take(seconds)
             try:
-                work = partial(self._gate.attempt, link, session.connection, [shard], token=token, seconds=seconds)
-                outcome = await self._redis.io.severed(work, session.connection)
+                outcome = await self._gate.attempt(link, session.connection, [shard], token=token, seconds=seconds)
                 if any(one.branch for one in outcome.refused.values()):
                     await link.close()
             finally:

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -275,13 +275,6 @@ class PostgresTier:
     async def _run(
         self, session: Session, names: Sequence[str], parameters: Mapping[str, Any], seconds: float,
         beside: Beside | None = None,
-    ) -> list[list[Row]]:  # fmt: skip
-        work = partial(self._rows, session, names, parameters, seconds, beside)
-        return await self.io.severed(work, session.connection)
-
-    async def _rows(
-        self, session: Session, names: Sequence[str], parameters: Mapping[str, Any], seconds: float,
-        beside: Beside | None,
     ) -> list[list[Row]]:  # fmt: skip
         connection = session.connection
         limit = self.io.timeout(seconds + _GRACE_S, connection)

@@ -337,7 +337,7 @@ class Link:
         """Raise what a signal handler raised, and close the connection: how much was read nobody knows."""
         try:
             pass_on_below(error)
-        except BaseException:
+        except BaseException:  # a handler may raise anything
             await self.close()
             raise
 

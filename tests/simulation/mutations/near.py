@@ -126,9 +126,9 @@ NEAR = {
     ),
     "cancelled verb": Mutant(
         "who is cancelled beside a Postgres that hangs waits until psycopg gives up asking it to stop",
-        "statecache/core/postgres/tier.py",
-        "        return await self.io.severed(work, session.connection)\n",
-        "        return await work()\n",
+        "statecache/concurrency/tasks.py",
+        "SeveredConnection.connect(",
+        "psycopg.AsyncConnection.connect(",
         by="scenarios frozen",
     ),
     "floors of a transaction": Mutant(
