@@ -196,3 +196,132 @@ class Linked(BaseModel):
 @both
 def test_a_url_comes_back(encoding: Encoding) -> None:
     assert returned(Linked(url=AnyUrl("http://a.b/c")), Linked, encoding) == Linked(url=AnyUrl("http://a.b/c"))
+
+
+# What a model writes in one form and reads in another.
+
+FORMS = ["utf8", "base64", "hex"]
+
+
+def _blob_model(written: Any, read: Any) -> Any:
+    class Blob(BaseModel):
+        model_config = ConfigDict(ser_json_bytes=written, val_json_bytes=read)
+        data: bytes = b""
+        more: list[bytes] = []
+        some: set[bytes] = set()
+
+    return Blob
+
+
+@both
+@pytest.mark.parametrize("read", FORMS)
+@pytest.mark.parametrize("written", FORMS)
+def test_bytes_that_a_model_does_not_read_as_it_writes_them_are_refused(
+    encoding: Encoding, written: Any, read: Any
+) -> None:
+    kind = _blob_model(written, read)
+    for data in (b"hello", b"aGVsbG8=", b"deadbeef", b"DEADBEEF", b"a-_b"):
+        values = {"$.data": kind(data=data), "$.more[1]": kind(more=[b"", data]), "$.some[...]": kind(some={data})}
+        for path, value in values.items():
+            if written == read:
+                assert returned(value, kind, encoding) == value
+            else:
+                assert refused(value, kind, encoding).path in (path, "$.some[0]")  # by pydantic, which cannot read it
+
+
+@both
+@pytest.mark.parametrize(
+    ("written", "read"), [("base64", "utf8"), ("hex", "utf8"), ("utf8", "base64"), ("hex", "base64")]
+)
+def test_the_reason_says_what_to_set(encoding: Encoding, written: Any, read: Any) -> None:
+    kind = _blob_model(written, read)
+    error = refused({"a": [kind(data=b"deadbeef")]}, dict[str, list[kind]], encoding)  # type: ignore[valid-type]
+    assert error.path == "$.a[0].data"
+    assert "a form in which it does not read" in error.reason
+
+
+class Stripped(BaseModel):
+    data: bytes = b""
+    left_out: bytes = Field(default=b"", exclude=True)
+
+    @field_serializer("data")
+    def _stripped(self, data: bytes) -> bytes:
+        return data.strip()
+
+
+@both
+def test_bytes_that_an_author_changes_or_leaves_out_are_let_through(encoding: Encoding) -> None:
+    value = Stripped(data=b" a ", left_out=b"b")
+    assert returned(value, Stripped, encoding) == Stripped(data=b"a")
+
+
+class InSeconds(BaseModel):
+    model_config = ConfigDict(ser_json_timedelta="float")
+    lasts: timedelta = timedelta()
+
+
+class InMilliseconds(BaseModel):
+    model_config = ConfigDict(ser_json_temporal="milliseconds")
+    lasts: timedelta = timedelta()
+    at: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class InSecondsToo(BaseModel):
+    model_config = ConfigDict(ser_json_temporal="seconds")
+    at: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+EARLY, LATE, LATER = (datetime(year, 3, 1, microsecond=1, tzinfo=UTC) for year in (1970, 2400, 2900))
+
+
+@both
+@pytest.mark.parametrize(
+    ("value", "path", "reason"),
+    [
+        (InSeconds(lasts=timedelta(days=400000, microseconds=1)), "$.lasts", "a float cannot hold"),
+        (InMilliseconds(lasts=timedelta(seconds=16)), "$.lasts", "does not read"),
+        (InMilliseconds(lasts=-timedelta(seconds=16)), "$.lasts", "does not read"),
+        (InMilliseconds(at=EARLY), "$.at", "does not read"),
+        (InSecondsToo(at=LATER), "$.at", "does not read"),
+        (InSecondsToo(at=LATE), "$.at", "a float cannot hold"),
+    ],
+)
+def test_a_time_that_comes_back_as_another_is_refused(
+    encoding: Encoding, value: BaseModel, path: str, reason: str
+) -> None:
+    error = refused(value, type(value), encoding)
+    assert error.path == path
+    assert reason in error.reason
+
+
+@both
+@pytest.mark.parametrize(
+    "value",
+    [
+        InSeconds(lasts=timedelta(days=9000, microseconds=123457)),
+        InSeconds(lasts=timedelta(days=400000)),
+        InMilliseconds(at=datetime(2026, 1, 1, 1, 2, 3, 456789, tzinfo=UTC)),
+        InSecondsToo(at=datetime(2026, 1, 1, 1, 2, 3, 456789, tzinfo=UTC)),
+    ],
+)
+def test_a_time_that_a_number_holds_is_stored(encoding: Encoding, value: BaseModel) -> None:
+    assert returned(value, type(value), encoding) == value
+
+
+class Coarse(BaseModel):
+    lasts: timedelta = timedelta()
+    at: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+
+    @field_serializer("lasts")
+    def _whole_seconds(self, lasts: timedelta) -> int:
+        return int(lasts.total_seconds())
+
+    @field_serializer("at")
+    def _to_the_second(self, at: datetime) -> str:
+        return at.replace(microsecond=0).isoformat()
+
+
+@both
+def test_a_time_that_its_author_rounds_is_let_through(encoding: Encoding) -> None:
+    value = Coarse(lasts=timedelta(seconds=1.5), at=datetime(2026, 1, 1, 1, 1, 1, 7, tzinfo=UTC))
+    assert returned(value, Coarse, encoding).lasts == timedelta(seconds=1)
