@@ -10,11 +10,12 @@ import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointMetadata
 
-from statecache import AsyncStateCache, Settings, VersionNotFound
+from statecache import AsyncStateCache, Namespace, Settings, StateCache, VersionNotFound
 from statecache.adapters.langgraph import StateCacheSaver
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, flushing
 from tests.fixtures.servers import MakeSettings
+from tests.support.cut_short import Killed, killing
 from tests.support.histories import Psql, pruned
 from tests.support.langgraph_stories import METADATA, checkpoint, config, got, ids, put
 
@@ -111,6 +112,9 @@ HOW = {
     "rolled-back": (rolled_back, 1, 1), "earlier": (earlier, 2, 2),
 }  # fmt: skip
 Done = Callable[[StateCacheSaver, AsyncStateCache, list[RunnableConfig]], Awaitable[None]]
+
+
+CUT = {name: HOW[name] for name in ("forked", "forked-without-values", "gone-back", "earlier")}
 
 
 async def let_go(settings: Settings, psql: Psql, worker: Worker) -> int:
@@ -246,8 +250,7 @@ async def test_a_branch_that_is_imported_where_its_first_thread_s_name_is_anothe
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a commit take one value of 90 KB, and not two."""
-    for name in ("pieces._AGAIN_BYTES_MAX", "putting._COMMIT_BYTES_MAX"):
-        monkeypatch.setattr(f"statecache.adapters.langgraph.{name}", 150_000)
+    monkeypatch.setattr("statecache.adapters.langgraph.channels.COMMIT_BYTES_MAX", 150_000)
     monkeypatch.setattr("statecache.core.commit.attempts.COMMIT_BYTES_MAX", 160_000)
 
 
@@ -264,6 +267,13 @@ async def two_large(saver: StateCacheSaver) -> tuple[RunnableConfig, dict[str, s
     return first, old
 
 
+async def fork_of_large(saver: StateCacheSaver, first: RunnableConfig, old: dict[str, str]) -> None:
+    """Go on from the first checkpoint, with both its large values."""
+    fork = checkpoint({**old, "n": 9})
+    fork["channel_versions"] = {"a": 1, "b": 1, "n": 4}
+    await saver.aput(first, fork, METADATA, {"n": 4})
+
+
 @pytest.mark.usefixtures("little_room")
 @pytest.mark.parametrize("how", ["forked", "deleted"])
 async def test_what_no_commit_has_room_for_is_put_again_behind_it(
@@ -272,11 +282,84 @@ async def test_what_no_commit_has_room_for_is_put_again_behind_it(
     saver = StateCacheSaver(fresh())
     first, old = await two_large(saver)
     if how == "forked":
-        fork = checkpoint({**old, "n": 9})
-        fork["channel_versions"] = {"a": 1, "b": 1, "n": 4}
-        await saver.aput(first, fork, METADATA, {"n": 4})
+        await fork_of_large(saver, first, old)
     else:
         await saver.adelete_for_runs(["second"])
     assert await let_go(settings, psql, worker) > 0
     found = await got(StateCacheSaver(fresh()), config("42"))
     assert found.checkpoint["channel_values"] == {**old, "n": 9 if how == "forked" else 1}
+
+
+def cut(monkeypatch: pytest.MonkeyPatch, number: int, *, after: bool) -> None:
+    """Have the commit of that number, and all behind it, end in Killed: before it is done, or after it."""
+    killing(monkeypatch, number, after=after)
+    commit, count = Namespace.commit, -1
+
+    def instead(view: Any, *arguments: Any, **more: Any) -> Any:
+        nonlocal count
+        count += 1
+        mine = count
+        if mine > number or (mine == number and not after):
+            raise Killed
+        made = commit(view, *arguments, **more)
+        if mine == number and after:
+            raise Killed
+        return made
+
+    monkeypatch.setattr(Namespace, "commit", instead)
+
+
+async def is_cut(monkeypatch: pytest.MonkeyPatch, does: Awaitable[Any], number: int, *, after: bool) -> bool:
+    """Await something whose commits are cut short, and return whether that was so."""
+    with monkeypatch.context() as patched:
+        cut(patched, number, after=after)
+        try:
+            await does
+        except Killed:
+            return True
+    return False
+
+
+async def latest_is_one_of(fresh: Callable[..., AsyncStateCache], *expected: dict[str, Any]) -> None:
+    """Look whether the latest checkpoint is whole, as it was before or after, and is gone on with."""
+    saver = StateCacheSaver(fresh())
+    found = await got(saver, config("42"))
+    values = found.checkpoint["channel_values"]
+    assert values in expected
+    one = checkpoint({**values, "n": 10})
+    one["channel_versions"] = found.checkpoint["channel_versions"] | {"n": 10}
+    await saver.aput(found.config, one, METADATA, {"n": 10})
+    again = await got(StateCacheSaver(fresh()), config("42"))
+    assert again.checkpoint["channel_values"] == {**values, "n": 10}
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+@pytest.mark.parametrize("cut_at", [(0, True), (1, False), (1, True)], ids=str)
+@pytest.mark.parametrize(("done", "log", "number"), CUT.values(), ids=CUT)
+async def test_wherever_a_process_ends_the_latest_checkpoint_keeps_its_values(
+    cache: AsyncStateCache, sync_cache: StateCache, fresh: Callable[..., AsyncStateCache], settings: Settings,
+    psql: Psql, worker: Worker, turns: list[RunnableConfig], monkeypatch: pytest.MonkeyPatch,
+    done: Done, log: int, number: int, cut_at: tuple[int, bool], kind: str,
+) -> None:  # fmt: skip
+    saver = StateCacheSaver(cache if kind == "async" else sync_cache)
+    await is_cut(monkeypatch, done(saver, cache, turns), cut_at[0], after=cut_at[1])
+    assert await let_go(settings, psql, worker) > 0
+    await latest_is_one_of(fresh, {"log": large(2), "n": 2}, {"log": large(log), "n": number})
+
+
+@pytest.mark.usefixtures("little_room")
+@pytest.mark.parametrize("kind", ["async", "sync"])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("how", ["forked", "deleted"])
+async def test_what_takes_several_commits_is_the_latest_once_the_last_is_done(
+    cache: AsyncStateCache, sync_cache: StateCache, fresh: Callable[..., AsyncStateCache], settings: Settings,
+    psql: Psql, worker: Worker, monkeypatch: pytest.MonkeyPatch, how: str, number: int, after: bool, kind: str,
+) -> None:  # fmt: skip
+    saver = StateCacheSaver(cache if kind == "async" else sync_cache)
+    first, old = await two_large(saver)
+    does = fork_of_large(saver, first, old) if how == "forked" else saver.adelete_for_runs(["second"])
+    await is_cut(monkeypatch, does, number, after=after)
+    assert await let_go(settings, psql, worker) > 0
+    new = {"a": "A" * 90_000, "b": "B" * 90_000, "n": 3}
+    await latest_is_one_of(fresh, new, {**old, "n": 9 if how == "forked" else 1})

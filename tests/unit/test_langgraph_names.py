@@ -58,7 +58,7 @@ def test_an_id_keeps_its_length_and_stands_behind_it() -> None:
 def test_every_name_is_a_key_of_the_threads_group(thread: str, ns: str, checkpoint_id: str, more: str) -> None:
     place, long = Place(thread * 20, ns * 20), (more + "/é") * 60
     names = [
-        place.head, place.checkpoint(checkpoint_id * 20), place.channel(long, 2),
+        place.head, place.checkpoint(checkpoint_id * 20), place.channel(long, 2, beside=True),
         f"{place.writes_of_task(checkpoint_id * 20, long)}99",
     ]  # fmt: skip
     namespace = "n" * 64

@@ -13,6 +13,8 @@ A thread is a group, so what belongs to one checkpoint is one commit: all of it 
                                        with the id turned round, so the newest is listed first
     langgraph/42/ch/-/messages         the newest value of a channel above 4 KB; checkpoints name its versions, so
                                        Redis keeps one of them, and Postgres what parts each from the one before
+    langgraph/42/ch/-/messages/beside  a value that is put while the latest checkpoint names the one above: with one
+                                       that comes late, or ahead of a commit that has no room for all
     langgraph/42/w/-/oh…~1f0a…/t1/0    a task's pending writes, once they are more than 64 KB or of more than 8 tasks
                      ^ the namespace of a subgraph, `-` for the graph itself
 

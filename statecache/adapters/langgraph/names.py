@@ -77,10 +77,11 @@ class Place:
         """Return the name of a checkpoint's state."""
         return self.checkpoints + checkpoint_segment(checkpoint_id)
 
-    def channel(self, channel: str, piece: int = 0) -> str:
-        """Return the name of the state that holds a channel's newest value, or a further piece of it."""
+    def channel(self, channel: str, piece: int = 0, *, beside: bool = False) -> str:
+        """Return the name of a state that holds a channel's value, or a further piece of it; there is one beside."""
         name = self.channels + segment(channel, CHANNEL_BYTES_MAX)
-        return f"{name}/{piece}" if piece else name
+        number = str(piece) if piece else ""
+        return f"{name}/beside{number}" if beside else f"{name}/{number}" if piece else name
 
     def writes_of(self, checkpoint_id: str) -> str:
         """Return what the names of a checkpoint's pending writes begin with."""

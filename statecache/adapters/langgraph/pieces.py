@@ -5,8 +5,8 @@ for again, the newest one is in Redis, and an older one comes from the history. 
 together, what they need of one channel's history is read at once.
 
 Retention lets old versions go, and an export takes only the newest ones along. So what the latest checkpoint names is
-always the newest: whoever has the head name a checkpoint whose values were written over since puts them again. Their
-versions are others then, as after a `rollback`, or an import elsewhere: by its digest a piece is known all the same.
+always the newest: whoever has the head name a checkpoint whose values were written over since puts these again. Their
+versions are others after a `rollback`, or an import elsewhere: by its digest a piece is known all the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from statecache import CodecError, HistoryDamaged, HistoryIncomplete, Set, VersionNotFound
+from statecache import CodecError, HistoryDamaged, HistoryIncomplete, VersionNotFound
 from statecache.adapters.langgraph.documents import Document, place_of
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.recent import PieceName
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 Pieces = dict[PieceName, bytes]
 _APART_MAX = 4
 """How many versions of a channel may lie between two that are read at once."""
-_AGAIN_BYTES_MAX = 15 * 1024 * 1024
-"""How many bytes are put again in one commit, which is of 16 MiB, with what goes with them."""
 
 
 class _Large(NamedTuple):
@@ -77,9 +75,10 @@ def _large(document: Document, forms: Mapping[str, Form]) -> Iterator[_Large]:
             continue
         place = place or place_of(document)
         other = Place(form["thread_id"], place.checkpoint_ns) if "thread_id" in form else None
+        beside = form.get("beside", False)
         yield _Large(channel, form, {
-            PieceName((other or place).channel(channel, at), version, form["of"], digest):
-                place.channel(channel, at) if other else ""
+            PieceName((other or place).channel(channel, at, beside=beside), version, form["of"], digest):
+                place.channel(channel, at, beside=beside) if other else ""
             for at, (version, digest) in enumerate(zip(form["versions"], _digests(form), strict=True))
         })  # fmt: skip
 
@@ -173,25 +172,25 @@ def _is(state: State[Any] | None, one: PieceName) -> bool:
     return state.version == one.version or digest_of(piece_of(state.value)) == one.digest
 
 
-def put_again(document: Document) -> Plan[tuple[list[Set], bool]]:
-    """Return what writes those large values of a checkpoint once more that are not the newest of their channels.
+def not_newest(document: Document, forms: Mapping[str, Form]) -> Plan[tuple[dict[str, Packed], bool]]:
+    """Return those large values of a checkpoint, of these forms, that are not the newest of their states.
 
-    Left out is what a commit has no room for, and what the history does not hold any more: also return whether any is.
+    Also return whether there are some that the history does not hold any more: these are left out.
     """
-    sets, size, lost = list[Set](), 0, False
-    for large in _large(document, document["channel_values"]):
-        for one, copy in large.pieces.items():
-            name = copy or one.name
-            newest = yield from call("get", name, default=dict, read="primary")
-            if newest.value and _is(newest, one):
-                continue
-            try:
-                state = yield from _older(one, copy)
-            except VersionNotFound:
-                lost = True
-                continue
-            more = len(piece_of(state.value)) * 4 // 3
-            if size + more <= _AGAIN_BYTES_MAX:
-                sets.append(Set(name, state.value, expected=newest))
-                size += more
-    return sets, lost
+    values, lost = dict[str, Packed](), False
+    large = [*_large(document, forms)]
+    names = [copy or one.name for each in large for one, copy in each.pieces.items()]
+    newest: dict[str, State[Any] | None] = (yield from call("get_many", names, read="primary")) if names else {}
+    for each in large:
+        states = {one: newest[copy or one.name] for one, copy in each.pieces.items()}
+        if all(_is(state, one) for one, state in states.items()):
+            continue
+        try:
+            for one, copy in each.pieces.items():
+                if not _is(states[one], one):
+                    states[one] = yield from _older(one, copy)
+        except VersionNotFound:
+            lost = True
+        else:
+            values[each.channel] = joined(each.form, (piece_of(state.value) for state in states.values() if state))
+    return values, lost

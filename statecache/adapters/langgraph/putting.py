@@ -5,35 +5,46 @@ the checkpoint can name it. The head is written over the one that was read, with
 be old, or remembered from the last put of this process: then the commit conflicts, and the second attempt reads the
 primary. Where the head proves that there never was a state of the checkpoint, Postgres is not asked whether there is.
 
-What the latest checkpoint names of large values is the newest of their channels. One that follows the latest names what
-it has not changed as that does; one that follows another brings the value anew, if it has it, and one commit has room;
-what is missing then, or was written over by a checkpoint that is not the latest, is put again behind it.
+What the latest checkpoint names of large values is the newest of their states, at every instant. One that follows the
+latest names what it has not changed as that does. One that follows another and becomes the latest puts what it names
+anew, where that is not the newest any more: in its own commit, or where that has no room, ahead of it, in states that
+the latest until then does not name. In such states the values of a checkpoint stand that does not become the latest.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
-from statecache import AlreadyExists, Create, Delete, LimitExceeded, Set, State, StateCacheError, VersionConflict
+from statecache import AlreadyExists, Create, LimitExceeded, Set, State, VersionConflict
+from statecache.adapters.langgraph.channels import (
+    has_room,
+    latest_id_of,
+    names_of,
+    not_named,
+    parted,
+    put_ahead,
+    read_states,
+    sets_of,
+    sizes_of,
+)
 from statecache.adapters.langgraph.documents import (
     Document,
-    channel_document,
     checkpoint_document,
     holds_checkpoint,
     is_first,
     next_head,
     own,
 )
-from statecache.adapters.langgraph.pieces import put_again
+from statecache.adapters.langgraph.pieces import not_newest
 from statecache.adapters.langgraph.recent import Latest, PieceName, Recent
-from statecache.adapters.langgraph.values import Form, Packed, Serde, digest_of
+from statecache.adapters.langgraph.values import Form, Packed, Serde
 from statecache.adapters.plans import Plan, call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
 
@@ -41,8 +52,6 @@ if TYPE_CHECKING:
 
 OWN_STATES_MAX = 200
 """How many channels of a checkpoint get states of their own, the largest ones: a commit is of at most 256."""
-_COMMIT_BYTES_MAX = 15 * 1024 * 1024
-"""Of how many bytes large values are that have room in one commit, which is of 16 MiB, with what goes with them."""
 ATTEMPTS_MAX = 30
 """How often a commit is tried that others are in the way of: tasks of the same superstep, or another run."""
 
@@ -82,74 +91,130 @@ def put(
 
 def commit(draft: Draft, recent: Recent) -> Plan[None]:
     """Commit a draft; repeated, it changes nothing that counts."""
-    place, name, too_large = draft.place, draft.place.checkpoint(draft.checkpoint_id), False
+    place, name = draft.place, draft.place.checkpoint(draft.checkpoint_id)
+    too_large: LimitExceeded | None = None
     for attempt in range(ATTEMPTS_MAX):
         read = "primary" if attempt else "local"
         parent = place.checkpoint(draft.parent_id) if draft.parent_id and draft.kept else ""
         names = [place.head, *([parent] if parent else []), *([name] if attempt else [])]
-        names += _names(place, {channel: one for channel, one in draft.changed.items() if one.is_large})
+        names += names_of(place, {channel: one for channel, one in draft.changed.items() if one.is_large})
         found: dict[str, State[Any] | None] = {} if attempt else _remembered(draft, recent)
-        found |= yield from _read([one for one in names if one not in found], read)
+        found |= yield from read_states([one for one in names if one not in found], read)
         known, head = found.get(name), found[place.head]
-        follows = head is None or own(head)["checkpoint_id"] == draft.parent_id
-        there = _there(draft, known, found) if too_large else {}
-        forms, packed = _forms(draft, found.get(parent), known, there, by_name=follows or too_large)
-        found |= yield from _read([one for one in _names(place, packed) if one not in found], read)
-        sets, versions = yield from _channels(draft, packed, forms, found, read)
+        large = yield from _large(draft, found.get(parent), known, head, found, too_large)
+        found |= yield from read_states([one for one in large.names(place) if one not in found], read)
+        sets, named = yield from sets_of(
+            place, draft.checkpoint_id, draft.versions, large.packed, large.beside, found, read
+        )
+        forms, versions = large.forms | named, [version for form in named.values() for version in form["versions"]]
         document = draft.document | {"channel_values": forms} | _writes(draft, known)
         new = known is None and is_first(head, draft.checkpoint_id)
-        sets.append(Create(name, document, assume_new=True) if new else Set(name, document, expected=known))
+        over = Create(name, document, assume_new=True) if new else Set(name, document, expected=known)
         try:
-            made = yield from _committed(draft, sets, packed, head)
-        except LimitExceeded:
-            if too_large:
+            made = yield from _committed(draft, sets, over, large, head)
+        except LimitExceeded as error:
+            if too_large is not None:
                 raise
-            too_large = True  # then what was put before, or stands in its channel's history, is not put again
+            too_large = error
         except (VersionConflict, AlreadyExists):
             recent.forget(place)
             if attempt == ATTEMPTS_MAX - 1:
                 raise
         else:
             if [state.version for state in made[: len(versions)]] == versions:
-                _remember(draft, packed, made, forms, recent)
-                is_latest = made[-1].value["checkpoint_id"] == draft.checkpoint_id
-                named = not follows and any("versions" in forms.get(channel, ()) for channel in draft.kept)
-                if named if is_latest else packed:
-                    with suppress(StateCacheError):  # the checkpoint is put, whatever hinders this
-                        yield from latest_again(place)
-                return
+                return _remember(draft, large, made, forms, recent)
             # else a channel was created and deleted in between: now it is there, and its version is known
 
 
+class _Large(NamedTuple):
+    """The large values that are put with a checkpoint, and the forms of all its others.
+
+    Of the channels that are `beside`, the values go to the states beside. The first `ahead` of the states may be
+    written ahead of the commit that has the head name the checkpoint.
+    """
+
+    packed: Mapping[str, Packed]
+    forms: dict[str, Form]
+    beside: Collection[str]
+    ahead: int
+
+    def names(self, place: Place) -> list[str]:
+        """Return the names of the states that hold the values."""
+        return names_of(place, self.packed, self.beside)
+
+
+def _large(
+    draft: Draft, parent: State[Any] | None, known: State[Any] | None, head: State[Any] | None,
+    found: Mapping[str, State[Any] | None], too_large: LimitExceeded | None,
+) -> Plan[_Large]:  # fmt: skip
+    """Return what is put of large values, and where, with the head as it is.
+
+    With a checkpoint that is `too_large` for a commit, what was put before is not put again. Of what it has not
+    changed, one that is not the latest names what its parent does; of one that becomes the latest it goes ahead.
+    """
+    latest_id = latest_id_of(head)
+    follows = head is None or latest_id == draft.parent_id
+    is_late, is_again = latest_id > draft.checkpoint_id, latest_id == draft.checkpoint_id
+    moves = bool(latest_id) and not follows and not is_late
+    there = _there(draft, known, found) if too_large is not None and (is_again or not moves) else {}
+    by_name = follows or (is_late and too_large is not None)
+    forms, packed = _forms(draft, parent, known, there, by_name=by_name, anew=moves and not is_again)
+    if moves:
+        unchanged = {channel: form for channel, form in forms.items() if channel in draft.kept}
+        again, _ = yield from not_newest(draft.document, unchanged)
+        packed |= again
+    by_size = sorted(packed, key=lambda channel: len(packed[channel].data), reverse=True)
+    first = sorted(by_size[:OWN_STATES_MAX], key=lambda channel: channel in draft.changed)
+    large = {channel: packed[channel] for channel in first if packed[channel].is_large}
+    forms |= {channel: one.form() for channel, one in packed.items() if channel not in large}
+    if not latest_id:
+        return _Large(large, forms, (), len(names_of(draft.place, large)))
+    if is_late:
+        return _Large(large, forms, (yield from not_named(draft.place, head, large)), 0)
+    if too_large is None or not moves:
+        return _Large(large, forms, (), 0)
+    ahead = [channel for channel in large if channel not in draft.changed]
+    if not has_room(sizes_of(one for channel, one in large.items() if channel in draft.changed)):
+        raise too_large
+    beside = yield from not_named(draft.place, head, ahead)
+    return _Large(large, forms, beside, sum(large[channel].pieces_count for channel in ahead))
+
+
 def _committed(
-    draft: Draft, sets: Sequence[Any], packed: Mapping[str, Packed], head: State[Any] | None
+    draft: Draft, sets: Sequence[Set], over: Any, large: _Large, head: State[Any] | None
 ) -> Plan[list[State[Any]]]:
     """Commit what is to be set: pieces of large values, the checkpoint, and the head; return what was made of it.
 
     Where there is no checkpoint yet, none misses what a channel's state held before. So what one commit has no room for
     goes in several, of which the last has the checkpoint: that of a thread that was thinned out brings all its values.
     """
-    *values, checkpoint = sets
-    sizes = [
-        len(piece) * 4 // 3 if one.type else len(piece) for one in packed.values() for piece in one.pieces_of_bytes()
-    ]
-    begins = head is None or not own(head)["checkpoint_id"]
-    part, size, made = list[Any](), 0, list[State[Any]]()
-    for one, more in zip(values, sizes, strict=True):
-        if begins and size + more > _COMMIT_BYTES_MAX:
-            *some, head = yield from call("commit", [*part, _still_none(draft.place, head)])
-            made, part, size = made + some, [], 0
-        part.append(one)
-        size += more
-    last = yield from call("commit", [*part, checkpoint, Set(draft.place.head, _head(draft, head), expected=head)])
+    parts, rest = [*parted(sets[: large.ahead], sizes_of(large.packed.values())[: large.ahead])], sets[large.ahead :]
+    if parts and not latest_id_of(head):
+        *parts, rest = parts
+    made, head = yield from put_ahead(draft.place, head, parts)
+    last = yield from call("commit", [*rest, over, Set(draft.place.head, _head(draft, head), expected=head)])
     return made + list(last)
 
 
-def _still_none(place: Place, head: State[Any] | None) -> Any:
-    """Return what writes a head that names no checkpoint once more, or what fails where there is one by now."""
-    if head is None:
-        return Delete(place.head, expected=None)
-    return Set(place.head, next_head(place, head, "", head.value.get("newest", "")), expected=head)
+def moved_back(place: Place, head: State[Any], state: State[Any], again: Mapping[str, Packed]) -> Plan[list[Set]]:
+    """Return what has the head name an earlier checkpoint, of which some large values are put again.
+
+    What one commit has no room for is put ahead, in states that the latest does not name.
+    """
+    document, sizes = own(state), sizes_of(again.values())
+    checkpoint_id, versions = document["checkpoint_id"], document["checkpoint"].get("channel_versions", {})
+    fits = not sizes or has_room([*sizes, len(msgspec.json.encode(document))])
+    beside = set[str]() if fits else (yield from not_named(place, head, again))
+    found = yield from read_states(names_of(place, again, beside), "primary")
+    sets, forms = yield from sets_of(place, checkpoint_id, versions, again, beside, found, "primary")
+    latest: State[Any] | None = head
+    if not fits:
+        _, latest = yield from put_ahead(place, head, parted(sets, sizes))
+        sets = []
+    if forms:
+        named = document | {"channel_values": document["channel_values"] | forms}
+        sets.append(Set(place.checkpoint(checkpoint_id), named, expected=state))
+    return [Set(place.head, next_head(place, latest, checkpoint_id, checkpoint_id), expected=latest), *sets]
 
 
 def _remembered(draft: Draft, recent: Recent) -> dict[str, State[Any] | None]:
@@ -166,29 +231,14 @@ def _remembered(draft: Draft, recent: Recent) -> dict[str, State[Any] | None]:
     return {draft.place.head: latest.head, **parent, **latest.channels}
 
 
-def latest_again(place: Place) -> Plan[None]:
-    """Put the large values of the latest checkpoint again, where they are not the newest of their channels."""
-    for _ in range(ATTEMPTS_MAX):
-        head = yield from call("get", place.head, read="primary")
-        latest_id = "" if head is None else own(head)["checkpoint_id"]
-        state = (yield from call("get", place.checkpoint(latest_id), read="primary")) if latest_id else None
-        if state is None or not holds_checkpoint(state.value):
-            return
-        sets, _ = yield from put_again(own(state))
-        if not sets:
-            return
-        with suppress(VersionConflict):
-            yield from call("commit", sets)
-
-
 def _remember(
-    draft: Draft, packed: Mapping[str, Packed], made: Sequence[State[Any]], forms: Mapping[str, Form], recent: Recent
+    draft: Draft, large: _Large, made: Sequence[State[Any]], forms: Mapping[str, Form], recent: Recent
 ) -> None:
     """Keep what was committed, in the order of the commit: pieces of large values, the checkpoint, the head."""
     *channels, checkpoint, head = made
-    data = [piece for one in packed.values() for piece in one.pieces_of_bytes()]
-    names = _names(draft.place, packed)
-    digests = [digest for channel in packed for digest in forms[channel]["digests"]]
+    data = [piece for one in large.packed.values() for piece in one.pieces_of_bytes()]
+    names = large.names(draft.place)
+    digests = [digest for channel in large.packed for digest in forms[channel]["digests"]]
     recent.add({
         PieceName(name, state.version, draft.checkpoint_id, digest): piece
         for name, state, digest, piece in zip(names, channels, digests, data, strict=True)
@@ -201,17 +251,13 @@ def _remember(
     return recent.put(draft.place, Latest(head, checkpoint, {**kept, **light}))
 
 
-def _read(names: Sequence[str], read: str) -> Plan[dict[str, State[Any] | None]]:
-    """Return the states of these names, if there are any names."""
-    return (yield from call("get_many", names, read=read)) if names else {}
-
-
 def _there(draft: Draft, known: State[Any] | None, found: Mapping[str, State[Any] | None]) -> dict[str, Form]:
     """Return the forms of large values that a checkpoint put before has at the same versions, but for wrong ones."""
     forms = dict[str, Form]()
     for channel, form in _stored(draft, known).items():
         versions = form.get("versions", ())
-        states = [found.get(draft.place.channel(channel, at)) for at in range(len(versions))]
+        beside = form.get("beside", False)
+        states = [found.get(draft.place.channel(channel, at, beside=beside)) for at in range(len(versions))]
         wrong = [
             state for state, version in zip(states, versions, strict=True)
             if state is not None and state.value["checkpoint_id"] == draft.checkpoint_id and state.version != version
@@ -222,25 +268,26 @@ def _there(draft: Draft, known: State[Any] | None, found: Mapping[str, State[Any
 
 
 def _forms(
-    draft: Draft, parent: State[Any] | None, known: State[Any] | None, there: Mapping[str, Form], *, by_name: bool
-) -> tuple[dict[str, Form], dict[str, Packed]]:
-    """Return the forms of what stands in the checkpoint's own state, or already in a channel's, and what is large.
+    draft: Draft, parent: State[Any] | None, known: State[Any] | None, there: Mapping[str, Form], *, by_name: bool,
+    anew: bool,
+) -> tuple[dict[str, Form], dict[str, Packed]]:  # fmt: skip
+    """Return the forms of what stands in a state already, and the values that do not.
 
     `known` is the checkpoint as it was put before, `there` are forms of that, and `by_name` says whether what has not
-    changed is to be named as the parent names it: of another one than the latest it may not be the newest.
+    changed is to be named as the parent names it: of another one than the latest it may not be the newest. What has
+    values is put `anew` where that goes for the checkpoint as it was put before, too.
     """
     forms = dict(there)
     packed = {channel: one for channel, one in draft.changed.items() if channel not in forms}
     before, again = _stored(draft, parent), _stored(draft, known)
     for channel, pack in draft.kept.items():
         form = again.get(channel) or before.get(channel)
-        if form is not None and (by_name or channel in again or "versions" not in form or pack is None):
+        is_there = channel in again and not anew
+        if form is not None and (by_name or is_there or "versions" not in form or pack is None):
             forms[channel] = form
         elif pack is not None:
             packed[channel] = pack()
-    by_size = sorted(packed, key=lambda channel: len(packed[channel].data), reverse=True)
-    large = {channel: packed[channel] for channel in by_size[:OWN_STATES_MAX] if packed[channel].is_large}
-    return forms | {channel: one.form() for channel, one in packed.items() if channel not in large}, large
+    return forms, packed
 
 
 def _stored(draft: Draft, state: State[Any] | None) -> dict[str, Form]:
@@ -253,31 +300,6 @@ def _stored(draft: Draft, state: State[Any] | None) -> dict[str, Form]:
         channel: form for channel, form in document["channel_values"].items()
         if channel in versions and versions[channel] == draft.versions.get(channel)
     }  # fmt: skip
-
-
-def _names(place: Place, packed: Mapping[str, Packed]) -> list[str]:
-    """Return the names of the states that hold these values, in all their pieces."""
-    return [place.channel(channel, at) for channel, one in packed.items() for at in range(one.pieces_count)]
-
-
-def _channels(
-    draft: Draft, packed: Mapping[str, Packed], forms: dict[str, Form], found: Mapping[str, State[Any] | None],
-    read: str,
-) -> Plan[tuple[list[Any], list[int]]]:  # fmt: skip
-    """Return what is to be set of channels with states of their own, and which versions this makes; add forms."""
-    sets, versions = list[Any](), list[int]()
-    for channel, one in packed.items():
-        first, digests = len(versions), [*map(digest_of, one.pieces_of_bytes())]
-        for at, piece in enumerate(one.pieces()):
-            name = draft.place.channel(channel, at)
-            before = found[name]
-            if before is None:  # which may be a deleted one, whose version counts on
-                before = yield from call("get", name, default=dict, read=read)
-            document = channel_document(channel, draft.versions.get(channel, ""), draft.checkpoint_id, piece)
-            sets.append(Set(name, document, expected=before))
-            versions.append(before.version + 1)
-        forms[channel] = {"type": one.type, "versions": versions[first:], "digests": digests, "of": draft.checkpoint_id}
-    return sets, versions
 
 
 def _writes(draft: Draft, known: State[Any] | None) -> Document:

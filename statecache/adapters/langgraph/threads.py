@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from statecache import Delete, NotFound, Set, State, VersionConflict, VersionNotFound
+from statecache import Delete, NotFound, State, VersionConflict, VersionNotFound
 from statecache.adapters.items import same
-from statecache.adapters.langgraph.documents import Document, holds_checkpoint, next_head, own, place_of, told
+from statecache.adapters.langgraph.documents import Document, holds_checkpoint, own, place_of, told
 from statecache.adapters.langgraph.listing import checkpoints_among, segment_of
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
 from statecache.adapters.langgraph.own_states import name_of, own_states
-from statecache.adapters.langgraph.pieces import packed_values, put_again
-from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, Draft, commit, latest_again
+from statecache.adapters.langgraph.pieces import not_newest, packed_values
+from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, Draft, commit, moved_back
 from statecache.adapters.langgraph.reading import document_of, latest, writes_of
 from statecache.adapters.langgraph.recent import Recent
 from statecache.adapters.langgraph.values import Packed
@@ -86,20 +86,16 @@ def drop(place: Place, doomed: set[str]) -> Plan[None]:
         writes = yield from own_states(place.writes, values=False)
         gone += [state for state in writes if state.key.split("/")[-3] in doomed]
         steps: list[Any] = [Delete(name_of(state.key), expected=state) for state in gone]
-        again: list[Set] = []
-        if head is not None and checkpoint_segment(told(head)["checkpoint_id"]) in doomed:
-            newest, again = yield from _newest(stay)
-            if newest is None:
-                channels = yield from own_states(place.channels, values=False)
-                steps += [Delete(name_of(state.key), expected=state) for state in channels]
-                steps = [Delete(place.head, expected=head), *steps]
-            else:
-                moved = Set(place.head, next_head(place, head, newest, newest), expected=head)
-                steps = [moved, *again, *steps]
         try:
+            if head is not None and checkpoint_segment(told(head)["checkpoint_id"]) in doomed:
+                newest, again = yield from _newest(stay)
+                if newest is None:
+                    channels = yield from own_states(place.channels, values=False)
+                    steps += [Delete(name_of(state.key), expected=state) for state in channels]
+                    steps = [Delete(place.head, expected=head), *steps]
+                else:
+                    steps = [*(yield from moved_back(place, head, newest, again)), *steps]
             yield from _in_commits(steps)
-            if again:  # one commit may have had no room for all of it
-                yield from latest_again(place)
         except _MOVED:
             if attempt == ATTEMPTS_MAX - 1:
                 raise
@@ -107,21 +103,21 @@ def drop(place: Place, doomed: set[str]) -> Plan[None]:
             return
 
 
-def _newest(names: Iterable[str]) -> Plan[tuple[str | None, list[Set]]]:
-    """Return the id of the first of the states that is a checkpoint, and what puts its large values again.
+def _newest(names: Iterable[str]) -> Plan[tuple[State[Any] | None, dict[str, Packed]]]:
+    """Return the first of the states that is a checkpoint, and those of its large values that are not the newest.
 
     One of which a policy has let go values comes behind those that are whole.
     """
-    first: str | None = None
+    first: State[Any] | None = None
     for name in names:
         state = yield from call("get", name, read="primary")
         if state is not None and holds_checkpoint(state.value):
             document = own(state)
-            sets, lost = yield from put_again(document)
+            again, lost = yield from not_newest(document, document["channel_values"])
             if not lost:
-                return str(document["checkpoint_id"]), sets
-            first = first or str(document["checkpoint_id"])
-    return first, []
+                return state, again
+            first = first or state
+    return first, {}
 
 
 def keep_latest(place: Place, recent: Recent) -> Plan[None]:

@@ -5,7 +5,8 @@
     {"type": "msgpack", "versions": [7], "of": ID}    a large value: it stands in the channel's own state, at that
                                                       version, and was put with the checkpoint of that id; with a
                                                       `thread_id`, in that of the thread from which it was branched;
-                                                      with `digests`, by which another version is known to be the same
+                                                      with `digests`, by which another version is known to be the same;
+                                                      with `beside`, in the state beside the channel's own
 
 Plain data is what comes back from JSON as exactly the same. With a serializer other than LangGraph's own, as one that
 encrypts, nothing is plain: every value goes through it.
