@@ -16,7 +16,7 @@ from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, flushing
 from tests.fixtures.servers import MakeSettings
 from tests.support.cut_short import Killed, killing
-from tests.support.histories import Psql, pruned
+from tests.support.histories import Psql, let_go
 from tests.support.langgraph_stories import METADATA, checkpoint, config, got, ids, put
 
 RUN: dict[str, Any] = {**METADATA, "run_id": "second"}
@@ -115,14 +115,6 @@ Done = Callable[[StateCacheSaver, AsyncStateCache, list[RunnableConfig]], Awaita
 
 
 CUT = {name: HOW[name] for name in ("forked", "forked-without-values", "gone-back", "earlier")}
-
-
-async def let_go(settings: Settings, psql: Psql, worker: Worker) -> int:
-    """Have all values go that are not the newest, and return how many these were."""
-    await flush(worker)
-    psql.execute("DELETE FROM retention")
-    psql.execute("INSERT INTO retention (name, history, changed_by) VALUES ('langgraph', 'latest', 'test')")
-    return (await pruned(settings)).values
 
 
 @pytest.mark.parametrize(("done", "log", "number"), HOW.values(), ids=HOW)

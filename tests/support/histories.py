@@ -12,7 +12,8 @@ from statecache import AsyncStateCache, Settings
 from statecache.core.history.values import HistoryValues, VersionAt
 from statecache_workers.prune_by_hand import Outcome, prune
 from statecache_workers.verification import verify
-from tests.fixtures.flusher import rows
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import flush, rows
 
 Psql = psycopg.Connection[Any]
 Values = dict[tuple[str, int], bytes]
@@ -62,6 +63,14 @@ def versions(values: Values, key: str) -> list[int]:
 async def pruned(settings: Settings, *, dry_run: bool = False) -> Outcome:
     (outcome,) = await prune(settings, None, dry_run=dry_run)
     return outcome
+
+
+async def let_go(settings: Settings, psql: Psql, worker: Worker) -> int:
+    """Have all values of LangGraph's threads go that are not the newest, and return how many these were."""
+    await flush(worker)
+    psql.execute("DELETE FROM retention")
+    psql.execute("INSERT INTO retention (name, history, changed_by) VALUES ('langgraph', 'latest', 'test')")
+    return (await pruned(settings)).values
 
 
 async def whole(settings: Settings, cache: AsyncStateCache, psql: Psql, before: Values) -> Values:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from statecache import Delete, Set, State
+from statecache.adapters.langgraph.ancestors import delta_channels, seeds_of
 from statecache.adapters.langgraph.documents import channel_document, holds_checkpoint, next_head, own
 from statecache.adapters.langgraph.values import Form, Packed, digest_of
 from statecache.adapters.plans import Plan, call
@@ -79,14 +80,19 @@ def sets_of(
 
 
 def not_named(place: Place, head: State[Any] | None, channels: Iterable[str]) -> Plan[set[str]]:
-    """Return those of the channels whose values have to go beside, for the latest checkpoint names the other state."""
+    """Return those of the channels whose values have to go beside: the other state holds a value of the latest one.
+
+    That is one that the latest checkpoint names, or that its delta channels are made of.
+    """
     latest_id = latest_id_of(head)
     state = (yield from call("get", place.checkpoint(latest_id), read="primary")) if latest_id else None
     if state is None or not holds_checkpoint(state.value):
         return set()
-    forms: Mapping[str, Form] = state.value["channel_values"]
-    named = {channel for channel, form in forms.items() if "versions" in form and not form.get("beside")}
-    return named.intersection(channels)
+    document, wanted = own(state), set(channels)
+    forms: dict[str, Form] = {**document["channel_values"]}
+    for seed, made_of_it in (yield from seeds_of(place, document)) if delta_channels(document) & wanted else ():
+        forms |= {channel: seed["channel_values"][channel] for channel in made_of_it}
+    return {one for one, form in forms.items() if one in wanted and "versions" in form and not form.get("beside")}
 
 
 def latest_id_of(head: State[Any] | None) -> str:

@@ -9,16 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from statecache import VersionNotFound
-from statecache.adapters.langgraph.documents import Document, holds_checkpoint, is_told, own
+from statecache.adapters.langgraph.ancestors import Seeds, delta_channels, document_of
+from statecache.adapters.langgraph.documents import Document, holds_checkpoint, is_told, own, place_of
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
 from statecache.adapters.langgraph.own_states import is_own, name_of, own_among
-from statecache.adapters.langgraph.pieces import pieces_of
-from statecache.adapters.langgraph.reading import document_of, loaded
+from statecache.adapters.langgraph.pieces import are_kept, pieces_of
+from statecache.adapters.langgraph.reading import loaded
 from statecache.adapters.langgraph.values import Serde, contains, is_plain
 from statecache.adapters.plans import Found, Listing, Plan, call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from statecache import State
     from statecache.adapters.langgraph.recent import Recent
@@ -60,24 +61,54 @@ class Query:
 
 
 def listed(query: Query, serde: Serde, recent: Recent) -> Listing:
-    """Yield the checkpoints that are meant, but for those of which a policy has let go values."""
-    given, pages, left = 0, _Pages(query), list[Document]()
+    """Yield the checkpoints that are meant, but for those of which a policy has let go values.
+
+    So are those left out whose delta channels are made of such a value: LangGraph asks for it with each.
+    """
+    given, pages, left, seeds = 0, _Pages(query), list[Document](), _KeptSeeds(recent)
     while query.limit is None or given < query.limit:
         if not left:
             documents = yield from pages.take()
             if documents is None:
                 return
             left = documents
+            seeds.add(documents)
         count = _AT_ONCE if query.limit is None else min(query.limit - given, _AT_ONCE)
         some, left = left[:count], left[count:]
         pieces = yield from pieces_of(some, recent)
         for document in some:
+            if not (yield from seeds.are_kept(document)):
+                continue
             try:
                 found = yield from loaded(document, serde, recent, pieces)
             except VersionNotFound:
                 continue
             yield Found(found)
             given += 1
+
+
+class _KeptSeeds:
+    """Whether that can be read of which delta channels are made; each value is looked for once."""
+
+    def __init__(self, recent: Recent) -> None:
+        self._recent, self._seeds = recent, Seeds()
+        self._kept: dict[tuple[str, str], bool] = {}
+
+    def add(self, documents: Sequence[Document]) -> None:
+        """Note the checkpoints of a page, if any has delta channels."""
+        if any(map(delta_channels, documents)):
+            self._seeds.add(documents)
+
+    def are_kept(self, document: Document) -> Plan[bool]:
+        """Return whether all is there that the delta channels of a checkpoint are made of."""
+        for seed, channels in (yield from self._seeds.of(document)):
+            for channel in channels:
+                name = place_of(seed).checkpoint(seed["checkpoint_id"]), channel
+                if name not in self._kept:
+                    self._kept[name] = yield from are_kept(seed, [channel], self._recent)
+                if not self._kept[name]:
+                    return False
+        return True
 
 
 class _Pages:

@@ -165,6 +165,46 @@ def _older(one: PieceName, copy: str) -> Plan[State[Any]]:
     return state
 
 
+def are_kept(document: Document, channels: Collection[str], recent: Recent) -> Plan[bool]:
+    """Return whether the values of these channels can be read.
+
+    None is read that this process holds, or the history says that it keeps. Others may be the newest under another
+    version, or copies: these are read.
+    """
+    forms = {channel: document["channel_values"][channel] for channel in channels}
+    pieces = [piece for large in _large(document, forms) for piece in large.pieces]
+    for one in _without(pieces, recent.pieces(pieces)):
+        try:
+            changes: list[Change[Any]] = yield from call("history", one.name, since=one.version, until=one.version)
+        except (CodecError, HistoryDamaged, HistoryIncomplete):
+            break
+        if not any(change.kept and not change.deleted for change in changes):
+            break
+    else:
+        return True
+    try:
+        yield from packed_values(document, forms, recent)
+    except VersionNotFound:
+        return False
+    return True
+
+
+def kept_values(document: Document, recent: Recent) -> Plan[tuple[dict[str, Packed], set[str]]]:
+    """Return the values of a checkpoint, as bytes, and the channels of which a policy has let them go."""
+    channels = document["channel_values"]
+    try:
+        return (yield from packed_values(document, channels, recent)), set()
+    except VersionNotFound:
+        pass
+    values, lost = dict[str, Packed](), set[str]()
+    for channel in channels:
+        try:
+            values |= yield from packed_values(document, [channel], recent)
+        except VersionNotFound:
+            lost.add(channel)
+    return values, lost
+
+
 def _is(state: State[Any] | None, one: PieceName) -> bool:
     """Return whether a channel's state is the one that a checkpoint names, or holds the same."""
     if state is None or state.value["checkpoint_id"] != one.of:

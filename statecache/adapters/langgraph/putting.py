@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from statecache import AlreadyExists, Create, LimitExceeded, Set, State, VersionConflict
+from statecache.adapters.langgraph.ancestors import seeds_of
 from statecache.adapters.langgraph.channels import (
     has_room,
     latest_id_of,
@@ -44,7 +45,7 @@ from statecache.adapters.langgraph.values import Form, Packed, Serde
 from statecache.adapters.plans import Plan, call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
 
@@ -59,15 +60,17 @@ ATTEMPTS_MAX = 30
 class Draft:
     """A checkpoint to be put: its document, the values that changed with it, and those that did not.
 
-    Of what did not change, `kept` has a function that packs it, for where the parent does not have it, or None.
+    Of what did not change, `kept` has a function that packs it, for where the parent does not have it, or None. What is
+    `lost` is named as it is, and not put.
     """
 
     def __init__(
         self, place: Place, document: Document, versions: Mapping[str, Any], changed: dict[str, Packed],
-        kept: Mapping[str, Callable[[], Packed] | None], writes: list[Document] | None = None,
+        kept: Mapping[str, Callable[[], Packed] | None], writes: list[Document] | None = None, *,
+        lost: Mapping[str, Form] | None = None,
     ) -> None:  # fmt: skip
         self.place, self.document, self.versions = place, document, versions
-        self.changed, self.kept, self.writes = changed, kept, writes or []
+        self.changed, self.kept, self.writes, self.lost = changed, kept, writes or [], lost or {}
         self.checkpoint_id: str = document["checkpoint_id"]
         self.parent_id: str | None = document["parent_checkpoint_id"]
 
@@ -108,10 +111,11 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
         )
         forms, versions = large.forms | named, [version for form in named.values() for version in form["versions"]]
         document = draft.document | {"channel_values": forms} | _writes(draft, known)
+        seeds = yield from _seeds(draft, document, head)
         new = known is None and is_first(head, draft.checkpoint_id)
         over = Create(name, document, assume_new=True) if new else Set(name, document, expected=known)
         try:
-            made = yield from _committed(draft, sets, over, large, head)
+            made = yield from _committed(draft, sets, over, large, seeds, head, ahead=too_large is not None)
         except LimitExceeded as error:
             if too_large is not None:
                 raise
@@ -152,10 +156,9 @@ def _large(
     With a checkpoint that is `too_large` for a commit, what was put before is not put again. Of what it has not
     changed, one that is not the latest names what its parent does; of one that becomes the latest it goes ahead.
     """
-    latest_id = latest_id_of(head)
+    latest_id, moves = latest_id_of(head), _moves(draft, head)
     follows = head is None or latest_id == draft.parent_id
     is_late, is_again = latest_id > draft.checkpoint_id, latest_id == draft.checkpoint_id
-    moves = bool(latest_id) and not follows and not is_late
     there = _there(draft, known, found) if too_large is not None and (is_again or not moves) else {}
     by_name = follows or (is_late and too_large is not None)
     forms, packed = _forms(draft, parent, known, there, by_name=by_name, anew=moves and not is_again)
@@ -180,41 +183,107 @@ def _large(
     return _Large(large, forms, beside, sum(large[channel].pieces_count for channel in ahead))
 
 
+def _moves(draft: Draft, head: State[Any] | None) -> bool:
+    """Return whether a checkpoint that does not follow the latest becomes it."""
+    latest_id = latest_id_of(head)
+    return bool(latest_id) and latest_id != draft.parent_id and latest_id <= draft.checkpoint_id
+
+
+def _seeds(draft: Draft, document: Document, head: State[Any] | None) -> Plan[list[Part]]:
+    """Return what is put again with a checkpoint of the values that its delta channels are made of."""
+    return (yield from seeds_again(draft.place, document))[0] if _moves(draft, head) else []
+
+
 def _committed(
-    draft: Draft, sets: Sequence[Set], over: Any, large: _Large, head: State[Any] | None
-) -> Plan[list[State[Any]]]:
+    draft: Draft, sets: Sequence[Set], over: Any, large: _Large, seeds: Sequence[Part], head: State[Any] | None, *,
+    ahead: bool,
+) -> Plan[list[State[Any]]]:  # fmt: skip
     """Commit what is to be set: pieces of large values, the checkpoint, and the head; return what was made of it.
 
     Where there is no checkpoint yet, none misses what a channel's state held before. So what one commit has no room for
     goes in several, of which the last has the checkpoint: that of a thread that was thinned out brings all its values.
+    What its delta channels are made of goes `ahead` of one that was too large.
     """
     parts, rest = [*parted(sets[: large.ahead], sizes_of(large.packed.values())[: large.ahead])], sets[large.ahead :]
     if parts and not latest_id_of(head):
         *parts, rest = parts
+    beside = (yield from not_named(draft.place, head, _channels(seeds))) if ahead and seeds else ()
+    again, named = yield from _put_again(draft.place, seeds, beside)
+    if ahead and seeds:
+        parts += parted(again, _sizes(seeds))
+        again = []
     made, head = yield from put_ahead(draft.place, head, parts)
-    last = yield from call("commit", [*rest, over, Set(draft.place.head, _head(draft, head), expected=head)])
-    return made + list(last)
+    values = made[: large.ahead] if ahead else made
+    moved = Set(draft.place.head, _head(draft, head), expected=head)
+    last = yield from call("commit", [*again, *named, *rest, over, moved])
+    return [*values, *last[len(again) + len(named) :]]
 
 
-def moved_back(place: Place, head: State[Any], state: State[Any], again: Mapping[str, Packed]) -> Plan[list[Set]]:
-    """Return what has the head name an earlier checkpoint, of which some large values are put again.
+class Part(NamedTuple):
+    """A checkpoint, and those of its large values that are to be put again, for they are not the newest."""
+
+    state: State[Any]
+    again: Mapping[str, Packed]
+
+
+def seeds_again(place: Place, document: Document, doomed: Collection[str] = ()) -> Plan[tuple[list[Part], bool]]:
+    """Return what is not the newest of the values that a checkpoint's delta channels are made of.
+
+    Also return whether there are some that the history does not hold any more. Ancestors that are `doomed`, by the last
+    segments of their names, are taken for deleted.
+    """
+    parts, lost = list[Part](), False
+    for seed, channels in (yield from seeds_of(place, document, doomed)):
+        forms = {channel: seed["channel_values"][channel] for channel in channels}
+        again, are_lost = yield from not_newest(seed, forms)
+        name = place.checkpoint(seed["checkpoint_id"])
+        state = (yield from call("get", name, read="primary")) if again else None
+        parts += [Part(state, again)] if state is not None and holds_checkpoint(state.value) else []
+        lost = lost or are_lost
+    return parts, lost
+
+
+def _put_again(place: Place, parts: Sequence[Part], beside: Collection[str]) -> Plan[tuple[list[Set], list[Set]]]:
+    """Return what writes values again, and what has their checkpoints name them."""
+    sets, named = list[Set](), list[Set]()
+    for part in parts:
+        document = own(part.state)
+        checkpoint_id, forms = document["checkpoint_id"], document["channel_values"]
+        versions = document["checkpoint"].get("channel_versions", {})
+        found = yield from read_states(names_of(place, part.again, beside), "primary")
+        some, new = yield from sets_of(place, checkpoint_id, versions, part.again, beside, found, "primary")
+        sets += some
+        if new:
+            over = document | {"channel_values": forms | new}
+            named.append(Set(place.checkpoint(checkpoint_id), over, expected=part.state))
+    return sets, named
+
+
+def _channels(parts: Iterable[Part]) -> list[str]:
+    return [channel for part in parts for channel in part.again]
+
+
+def _sizes(parts: Iterable[Part]) -> list[int]:
+    return [size for part in parts for size in sizes_of(part.again.values())]
+
+
+def moved_back(place: Place, head: State[Any], parts: Sequence[Part]) -> Plan[list[Set]]:
+    """Return what has the head name an earlier checkpoint, the first of these, of which large values are put again.
 
     What one commit has no room for is put ahead, in states that the latest does not name.
     """
-    document, sizes = own(state), sizes_of(again.values())
-    checkpoint_id, versions = document["checkpoint_id"], document["checkpoint"].get("channel_versions", {})
-    fits = not sizes or has_room([*sizes, len(msgspec.json.encode(document))])
-    beside = set[str]() if fits else (yield from not_named(place, head, again))
-    found = yield from read_states(names_of(place, again, beside), "primary")
-    sets, forms = yield from sets_of(place, checkpoint_id, versions, again, beside, found, "primary")
+    sizes = _sizes(parts)
+    written = [len(msgspec.json.encode(part.state.value)) for part in parts if part.again]
+    fits = not sizes or has_room([*sizes, *written])
+    beside = set[str]() if fits else (yield from not_named(place, head, _channels(parts)))
+    sets, named = yield from _put_again(place, parts, beside)
     latest: State[Any] | None = head
     if not fits:
         _, latest = yield from put_ahead(place, head, parted(sets, sizes))
         sets = []
-    if forms:
-        named = document | {"channel_values": document["channel_values"] | forms}
-        sets.append(Set(place.checkpoint(checkpoint_id), named, expected=state))
-    return [Set(place.head, next_head(place, latest, checkpoint_id, checkpoint_id), expected=latest), *sets]
+    checkpoint_id = own(parts[0].state)["checkpoint_id"]
+    moved = Set(place.head, next_head(place, latest, checkpoint_id, checkpoint_id), expected=latest)
+    return [moved, *sets, *named]
 
 
 def _remembered(draft: Draft, recent: Recent) -> dict[str, State[Any] | None]:
@@ -277,7 +346,7 @@ def _forms(
     changed is to be named as the parent names it: of another one than the latest it may not be the newest. What has
     values is put `anew` where that goes for the checkpoint as it was put before, too.
     """
-    forms = dict(there)
+    forms = {**there, **draft.lost}
     packed = {channel: one for channel, one in draft.changed.items() if channel not in forms}
     before, again = _stored(draft, parent), _stored(draft, known)
     for channel, pack in draft.kept.items():

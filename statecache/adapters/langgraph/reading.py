@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from statecache.adapters.langgraph.ancestors import document_of
 from statecache.adapters.langgraph.documents import Document, holds_checkpoint, own, place_of, told, tuple_of
 from statecache.adapters.langgraph.pieces import packed_values
 from statecache.adapters.langgraph.writing import all_writes, elsewhere
@@ -30,12 +31,6 @@ def get_tuple(place: Place, checkpoint_id: str | None, serde: Serde, recent: Rec
     """Return a checkpoint, or the latest one; None where there is none."""
     document = yield from (document_of(place, checkpoint_id) if checkpoint_id else latest(place, recent))
     return None if document is None else (yield from loaded(document, serde, recent))
-
-
-def document_of(place: Place, checkpoint_id: str) -> Plan[Document | None]:
-    """Return a checkpoint's document, or None."""
-    state = yield from call("get", place.checkpoint(checkpoint_id), read="primary")
-    return own(state) if state is not None and holds_checkpoint(state.value) else None
 
 
 def latest(place: Place, recent: Recent) -> Plan[Document | None]:
@@ -61,6 +56,12 @@ def latest(place: Place, recent: Recent) -> Plan[Document | None]:
 def _names_one(head: State[Any] | None) -> bool:
     """Return whether there is a checkpoint that the head names."""
     return head is not None and bool(own(head)["checkpoint_id"])
+
+
+def without_values(place: Place, checkpoint_id: str, serde: Serde) -> Plan[CheckpointTuple | None]:
+    """Return a checkpoint with its pending writes, and without the values of its channels, be these there or not."""
+    document = yield from document_of(place, checkpoint_id)
+    return None if document is None else tuple_of(document, {}, (yield from writes_of(document)), serde)
 
 
 def loaded(document: Document, serde: Serde, recent: Recent, known: Pieces | None = None) -> Plan[CheckpointTuple]:

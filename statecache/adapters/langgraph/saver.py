@@ -23,7 +23,7 @@ from statecache import (
     Unavailable,
 )
 from statecache.adapters.clients import Clients, OnClients, settings_of
-from statecache.adapters.langgraph import deltas, listing, putting, reading, threads, writing
+from statecache.adapters.langgraph import copying, deltas, listing, putting, reading, threads, writing
 from statecache.adapters.langgraph.batching import Batch, Queue
 from statecache.adapters.langgraph.decoded import Decoded
 from statecache.adapters.langgraph.documents import Document, config_of, merged, write_documents
@@ -193,7 +193,11 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
         await self._clients.arun(to_its_end(threads.delete_thread(Place(thread_id))))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints that these runs have put, with their pending writes."""
+        """Delete the checkpoints that these runs have put, with their pending writes.
+
+        Raises UsageError, and deletes nothing, where of what would be left of a thread the namespace's policy has let
+        values go, so that none of it could be read.
+        """
         self._clients.run(to_its_end(threads.delete_for_runs(_sequence(run_ids, "run_ids"))))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
@@ -284,6 +288,9 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
     def _get_tuple(self, config: RunnableConfig) -> Plan[CheckpointTuple | None]:
         return reading.get_tuple(_place(config), get_checkpoint_id(config), self._serde, self._recent)
 
+    def _get_without_values(self, config: RunnableConfig) -> Plan[CheckpointTuple | None]:
+        return reading.without_values(_place(config), config["configurable"]["checkpoint_id"], self._serde)
+
     def _list(
         self, config: RunnableConfig | None, wanted: Mapping[str, Any] | None, before: RunnableConfig | None,
         limit: int | None,
@@ -300,7 +307,7 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
         return deltas.delta_history(_place(config), get_checkpoint_id(config), channels, self._serde, self._recent)
 
     def _copy(self, source: str, target: str) -> Plan[None]:
-        return threads.copy_thread(Place(source).thread, target, self._recent)
+        return copying.copy_thread(Place(source).thread, target, self._recent)
 
     @property
     def _serde(self) -> Serde:
