@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from asyncio import to_thread
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import count
@@ -16,12 +18,15 @@ from langgraph.checkpoint.serde.base import CipherProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
 
 from statecache import Settings
 from statecache.adapters.langgraph import StateCacheSaver, importing
+from statecache_workers.worker import Worker
 from tests.support.command_line import CommandLine
+from tests.support.histories import Psql, let_go
 from tests.support.langgraph_imports import all_told, play, put_in, redis_of_documents, redis_saver
-from tests.support.langgraph_stories import builder, config
+from tests.support.langgraph_stories import METADATA, builder, checkpoint, config
 from tests.support.vendor_schemas import vendor_schema
 
 
@@ -140,3 +145,74 @@ def test_what_is_encrypted_here_is_there_already_for_the_next_import(settings: S
         play(ours, "t", "yes")
         done = importing.import_checkpoints(configs, theirs, ours, progress=lambda _: None)
         assert (done.written, done.same, done.kept) == (0, len(configs), [])
+
+
+class Text(TypedDict):
+    log: Annotated[list[str], operator.add]
+
+
+def _writer() -> StateGraph[Text]:
+    """Return a graph each step of which makes a large value larger, and that asks twice in one node."""
+    graph = StateGraph(Text)
+    graph.add_node("note", lambda _: {"log": ["noted " * 1000]})
+    graph.add_node("ask", lambda _: {"log": [interrupt("first?"), interrupt("second?")]})
+    graph.add_edge(START, "note")
+    graph.add_edge("note", "ask")
+    return graph
+
+
+def _written(saver: Any, *threads: str) -> None:
+    graph = _writer().compile(checkpointer=saver)
+    for thread in threads:
+        graph.invoke({"log": ["in " * 2000]}, config(thread))
+
+
+@pytest.mark.parametrize("vendor", ["postgres", "redis"])
+async def test_what_a_policy_has_let_go_of_is_there_already_for_the_next_import(
+    cli: CommandLine, settings: Settings, vendors: str, documents: str, monkeypatch: pytest.MonkeyPatch, psql: Psql,
+    worker: Worker, vendor: str,
+) -> None:  # fmt: skip
+    with ExitStack() as opened:
+        theirs: Any = InMemorySaver()
+        there = theirs
+        if vendor == "postgres":
+            there = theirs = opened.enter_context(PostgresSaver.from_conn_string(vendors))
+            theirs.setup()
+        else:
+            there = opened.enter_context(redis_saver(documents, monkeypatch))
+        words = ["import", f"langgraph-{vendor}", vendors if vendor == "postgres" else documents, "--json"]
+
+        async def taken(*more: str) -> Any:
+            if vendor == "redis":
+                for thread in "abc":
+                    await to_thread(put_in, theirs, there, thread)
+            return (await to_thread(cli.apart, *words, *more)).json
+
+        await to_thread(_written, theirs, "a", "b")
+        assert (await taken())["written"] == 6
+        assert await let_go(settings, psql, worker) > 0
+        await to_thread(_written, theirs, "b", "c")
+        new = len([*await to_thread(list, theirs.list(None))]) - 6
+        for more, written in (["--dry-run"], new), ([], new), ([], 0):
+            done = await taken(*more)
+            assert (done["written"], done["kept"], done["failed"]) == (written, [], {})
+        ours = opened.enter_context(StateCacheSaver(settings))
+        for thread in "abc":
+            found, latest = [await to_thread(one.get_tuple, config(thread)) for one in (ours, theirs)]
+            assert found.checkpoint["channel_values"] == latest.checkpoint["channel_values"]
+
+
+async def test_of_a_source_that_keeps_histories_what_is_lost_is_named(
+    settings: Settings, psql: Psql, worker: Worker
+) -> None:
+    with StateCacheSaver(settings) as theirs:
+        await to_thread(_written, theirs, "a")
+        configs = [one.config for one in await to_thread(list, theirs.list(config("a")))][::-1]
+        small = checkpoint({"n": 1})
+        configs.append(await to_thread(theirs.put, config("b"), small, METADATA, small["channel_versions"]))
+        assert await let_go(settings, psql, worker) > 0
+    with StateCacheSaver(settings) as source, StateCacheSaver(settings, namespace="other") as ours:
+        done = await to_thread(importing.import_checkpoints, configs, source, ours, progress=lambda _: None)
+        assert list(done.failed) == ["a"]
+        assert "no longer kept" in done.failed["a"]
+        assert len(await to_thread(all_told, ours, "b")) == 1

@@ -24,7 +24,14 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, Check
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from redis.exceptions import RedisError
 
-from statecache import ConfigurationError, Position, PostgresUnavailable, StateCacheError, UsageError
+from statecache import (
+    ConfigurationError,
+    Position,
+    PostgresUnavailable,
+    StateCacheError,
+    UsageError,
+    VersionNotFound,
+)
 from statecache.adapters.imported import REFUSED, why
 from statecache.adapters.langgraph.left_alone import Importing, LeftAlone, Source, ThreadAsFound
 from statecache.adapters.langgraph.names import Place
@@ -88,7 +95,7 @@ def import_checkpoints(
                 found = source.get_tuple(config)
                 if found is None:
                     continue
-                there = target.get_tuple(found.config)
+                there = target._clients.run(target._get_without_values(found.config))
                 if there is not None and not _written(found, serde) - _written(there, serde):
                     done.same += 1
                 elif here.leaves_alone(found.config, is_there=there is not None) or not (
@@ -100,7 +107,7 @@ def import_checkpoints(
                 progress(done.same + done.written)
             if not dry_run:
                 target._clients.run(_proven(thread_id))
-        except REFUSED as error:
+        except (*REFUSED, VersionNotFound) as error:  # the second from a source that keeps histories, as ours does
             done.failed[thread_id] = why(error)
         except (StateCacheError, psycopg.Error, RedisError, OSError):
             raise

@@ -293,7 +293,7 @@ class ThreadAsFound:
         if not states or self._are_as_imported(states):
             return False
         config = config_of(place, checkpoint_id)
-        here = self._target.get_tuple(config)
+        here = self._target._clients.run(self._target._get_without_values(config))
         if here is not None and self._has_more(here, self._source.get_tuple(config)):
             return True
         self._importing.may_be_replaced(states)
