@@ -37,6 +37,24 @@ def test_what_was_saved_last_is_loaded(both: Both, flow_id: str) -> None:
     assert both.next().load_state(flow_id + "0") is None
 
 
+SAID = {"erased": "method erased", "expired": "method expired", "erased: x": "method erased: x", "pay": "pay"}
+SAID |= {"undo to 6": "method undo to 6", "branch of runs/42@7": "method branch of runs/42@7", "undo": "undo"}
+SAID |= {"x" * 1024: "x" * 1024, "é" * 513: "é" * 510 + "…", "expired" * 200: ("expired" * 200)[:1021] + "…"}
+"""Names of methods, and the reasons that their saves have."""
+
+
+@pytest.mark.parametrize(("method", "reason"), SAID.items(), ids=[ascii(name)[:20] for name in SAID])
+def test_whatever_a_method_is_called_its_saves_are_kept(both: Both, flow_id: str, method: str, reason: str) -> None:
+    ours = both.next()
+    ours.save_state(flow_id, method, {"id": flow_id, "number": 1})
+    ours.save_pending_feedback(flow_id, context(flow_id, method_name=method), {"id": flow_id, "number": 2})
+    assert both.next().load_state(flow_id) == {"id": flow_id, "number": 2}
+    waits = both.next().load_pending_feedback(flow_id)
+    assert waits is not None
+    assert waits[1].method_name == method
+    assert [one.reason for one in both.clients[0].history(ours.group_of(flow_id))] == [reason] * 2
+
+
 STRANGE: list[Any] = [
     {},
     {"when": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), "day": date(2026, 1, 2), "who": UUID(int=7)},

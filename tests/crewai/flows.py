@@ -71,10 +71,10 @@ def asking(persistence: Any) -> type[Any]:
 
 def context(flow_id: str, **more: Any) -> PendingFeedbackContext:
     """Return what a paused flow waits for."""
+    told: dict[str, Any] = {"method_name": "draft", "emit": ["yes", "no"]}
     return PendingFeedbackContext(
-        flow_id=flow_id, flow_class="Review", method_name="draft", method_output={"title": "a draft"},
-        message="Is it right?", emit=["yes", "no"], **more,
-    )  # fmt: skip
+        flow_id=flow_id, flow_class="Review", method_output={"title": "a draft"}, message="Is it right?", **told | more
+    )
 
 
 # What is saved and loaded.

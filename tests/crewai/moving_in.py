@@ -52,6 +52,20 @@ def test_what_sqlite_holds_is_taken_in_once_and_what_is_new_later(both: Both, fl
     assert both.next().load_state(flow_id) == {"id": flow_id, "number": 5}
 
 
+def test_a_flow_is_taken_in_whatever_its_methods_are_called(both: Both, flow_id: str, tmp_path: Path) -> None:
+    source = tmp_path / "flows.db"
+    theirs, methods = SQLiteFlowPersistence(str(source)), ["begin", "expired", "erased", "x" * 2000, "end"]
+    for number, method in enumerate(methods):
+        theirs.save_state(flow_id, method, {"id": flow_id, "number": number})
+    assert _taken(source, dry_run=True) == {"flows": 1, "written": 5, "same": 0, "kept": [], "failed": {}}
+    for written, same in ((5, 0), (0, 5)):
+        assert _taken(source) == {"flows": 1, "written": written, "same": same, "kept": [], "failed": {}}
+    for number, method in enumerate(["expired", "y" * 2000]):
+        theirs.save_state(flow_id, method, {"id": flow_id, "number": 5 + number})
+        assert _taken(source) == {"flows": 1, "written": 1, "same": 5 + number, "kept": [], "failed": {}}
+    assert both.next().load_state(flow_id) == {"id": flow_id, "number": 6}
+
+
 def test_imports_at_once_take_in_all_of_it_between_them(flow_id: str, tmp_path: Path) -> None:
     source, saves = tmp_path / "flows.db", 5
     theirs = SQLiteFlowPersistence(str(source))

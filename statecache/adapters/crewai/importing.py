@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from statecache import Delete, Set, State, VersionConflict
-from statecache.adapters.crewai.persistence import NAMESPACE, flow_name
+from statecache.adapters.crewai.persistence import NAMESPACE, flow_name, reason_of
 from statecache.adapters.imported import IMPORT, NOT_READ, Unreadable, newest, proven, refuse_larger, take_in, was_here
 from statecache.adapters.items import given, kept, same
 from statecache.adapters.sqlite_files import moment, reading
@@ -85,7 +85,7 @@ class _Taking:
         self.done.same += count
         for (method, _), value in zip(one.saves[count:], values[count:], strict=True):
             if not self._dry_run:
-                (there,) = await self._view.commit([Set(name, value.data, expected=there)], reason=method)
+                (there,) = await self._view.commit([Set(name, value.data, expected=there)], reason=reason_of(method))
             self.done.written += 1
             self._progress(self.done.same + self.done.written)
         if not self._dry_run:
@@ -104,7 +104,7 @@ class _Taking:
         change = await newest(self._view, name)
         if change is not None and change.version > there.version:
             raise VersionConflict(there.key, there.change_id, change.change_id)
-        return change is not None and change.reason == method
+        return change is not None and change.reason == reason_of(method)
 
     async def _take_in_pending(self, name: str, pending: dict[str, Any] | None) -> None:
         """Have a flow wait for what it waits for there, unless it has paused or was resumed here."""

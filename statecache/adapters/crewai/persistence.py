@@ -8,6 +8,7 @@ history.
 from __future__ import annotations
 
 import json
+import re
 from datetime import date
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 NAMESPACE = "crewai"
 FLOW_BYTES_MAX = 200
 """How many UTF-8 bytes of a flow's id stand in a name."""
+_REASON_BYTES_MAX = 1024
+_SAID = re.compile(r"(expired|erased)($|: )|(rollback|undo|redo) to |(branch|merge) of ")
+"""How that begins which the library itself says of a change, and refuses as a reason that a user gives."""
 
 
 class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[misc,unused-ignore]
@@ -90,7 +94,7 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
     def save_state(self, flow_uuid: str, method_name: str, state_data: dict[str, Any] | BaseModel) -> None:
         """Save what a flow has come to, under the name of the method that finished as the reason."""
         name = flow_name(flow_uuid)
-        self._clients.run(call("set", name, _kept(_plain(state_data), name), reason=method_name))
+        self._clients.run(call("set", name, _kept(_plain(state_data), name), reason=reason_of(method_name)))
 
     def load_state(self, flow_uuid: str) -> dict[str, Any] | None:
         """Return what was saved last of a flow, or None where nothing was, or was deleted."""
@@ -105,7 +109,7 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
         name, state = flow_name(flow_uuid), _plain(state_data)
         pending = {"context": _kept(context.to_dict(), name), "state": _kept(state, name)}
         writes = [Set(name, _kept(state, name)), Set(f"{name}/pending", pending)]
-        self._clients.run(call("commit", writes, reason=context.method_name))
+        self._clients.run(call("commit", writes, reason=reason_of(context.method_name)))
 
     def load_pending_feedback(self, flow_uuid: str) -> tuple[dict[str, Any], PendingFeedbackContext] | None:
         """Return what a paused flow has come to, and what it waits for; None for one that waits for nothing."""
@@ -144,6 +148,19 @@ def flow_name(flow_uuid: object) -> str:
         raise UsageError("a flow's id is None", hint="Give the flow's state an id, or leave it to CrewAI.")
     refuse_nul("a flow's id", str(flow_uuid))
     return segment(str(flow_uuid), FLOW_BYTES_MAX)
+
+
+def reason_of(method_name: str) -> str:
+    """Return the reason of what is saved when a method has finished: its name.
+
+    Before one that reads like what the library itself says of a change, as `expired`, stands `method`; one that is too
+    long for a reason is cut off, and ends in `…`.
+    """
+    reason = f"method {method_name}" if _SAID.match(method_name) else method_name
+    data = reason.encode()
+    if len(data) <= _REASON_BYTES_MAX:
+        return reason
+    return data[: _REASON_BYTES_MAX - len("…".encode())].decode(errors="ignore") + "…"
 
 
 def _plain(state_data: dict[str, Any] | BaseModel) -> dict[str, Any]:
