@@ -167,6 +167,27 @@ async def test_what_cannot_be_kept_is_refused_as_a_whole(
         await own.aget_keys()
 
 
+@pytest.mark.parametrize("how", ["adelete_message", "adelete_last_message", "adelete_messages"])
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_what_this_release_cannot_read_is_not_deleted_either(
+    cache: AsyncStateCache, sync_cache: StateCache, kind: str, how: str
+) -> None:
+    def of_another_release(page: Any) -> Any:
+        newer = {"block_type": "of a newer release", "x": 1}
+        return page | {"items": [*page["items"][:2], page["items"][2] | {"blocks": [newer]}]}
+
+    store = StateCacheChatStore(cache if kind == "async" else sync_cache)
+    await store.aset_messages("42", messages(3))
+    (page,) = [state.key async for state in cache.list(f"{store.group_of('42')}/pages/", values=False)]
+    await cache.update(page, of_another_release)
+    before = [(state.key, state.version) async for state in cache.list("llama-index-chat/42")]
+    arguments: list[Any] = ["42", 2] if how == "adelete_message" else ["42"]
+    with pytest.raises(CodecError, match="holds what is no message"):
+        await getattr(store, how)(*arguments)
+    assert [(state.key, state.version) async for state in cache.list("llama-index-chat/42")] == before
+    assert await store.adelete_message("42", 0) == messages(3)[0]
+
+
 async def test_a_namespace_that_others_use_too_says_of_whom_a_state_is(cache: AsyncStateCache) -> None:
     store, session = StateCacheChatStore(cache, namespace="agents"), StateCacheSession("42", cache, namespace="agents")
     await session.add_items(items(3))

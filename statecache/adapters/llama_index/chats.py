@@ -167,8 +167,11 @@ def inserted(place: Place, message: Kept, at: int, bytes_max: int) -> Plan[None]
 
 
 def taken(place: Place, at: int, bytes_max: int) -> Plan[ChatMessage | None]:
-    """Take the message at that place out, as a list does it, and return it; None where there is none."""
-    gone: list[Any] = []
+    """Take the message at that place out, as a list does it, and return it; None where there is none.
+
+    One that cannot be read, as that of another release, is left there: it is looked at before anything is written.
+    """
+    gone: list[ChatMessage] = []
 
     def decide(found: Found) -> Writes:
         gone.clear()
@@ -176,12 +179,12 @@ def taken(place: Place, at: int, bytes_max: int) -> Plan[ChatMessage | None]:
         where = _index(at, found, len(data))
         if found.head is None or not 0 <= where < len(data):
             return []
-        gone.append(given(data.pop(where)))
+        gone.append(message_of(given(data.pop(where)), place))
         filled = filling(None, [_sized(one) for one in data], bytes_max - FRAME_BYTES)
         return _written(place, found, filled, len(found.pages))
 
     yield from _changed(place, _from(at), decide)
-    return message_of(gone[0], place) if gone else None
+    return gone[0] if gone else None
 
 
 def replaced(place: Place, messages: Sequence[Kept], bytes_max: int) -> Plan[None]:
@@ -199,11 +202,13 @@ def replaced(place: Place, messages: Sequence[Kept], bytes_max: int) -> Plan[Non
 def deleted(place: Place) -> Plan[list[ChatMessage] | None]:
     """Delete a chat, and return the messages that it had; None where there is none.
 
-    What a process has left that was killed while it deleted one is looked for where there is none.
+    Nothing is deleted where one of these cannot be read. What a process has left that was killed while it deleted one
+    is looked for where there is none.
     """
-    old = _Old(place)
+    old, messages = _Old(place), list[ChatMessage]()
 
     def decide(found: Found) -> Writes:
+        messages[:] = [message_of(data, place) for data in found.items()]
         if found.head is None:
             return []
         return [Delete(place.head, expected=found.head), *old.deletes(found, WRITTEN_PAGES_MAX)]
@@ -212,7 +217,7 @@ def deleted(place: Place) -> Plan[list[ChatMessage] | None]:
     if found.head is None:
         yield from delete_remains(place.head, place.pages, "")
         return None
-    return [message_of(data, place) for data in found.items()]
+    return messages
 
 
 class _Old:
