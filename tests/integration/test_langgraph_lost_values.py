@@ -107,7 +107,7 @@ async def test_a_history_leaves_out_what_is_made_of_a_snapshot_that_is_gone(
 
 @pytest.mark.parametrize("text", [False, True], ids=["deltas", "with-text"])
 async def test_a_copy_of_what_is_left_holds_what_the_first_thread_holds(
-    saver: StateCacheSaver, settings: Settings, only_newest: LetGo, *, text: bool
+    saver: StateCacheSaver, cache: AsyncStateCache, settings: Settings, only_newest: LetGo, *, text: bool
 ) -> None:
     await play(graph_of(saver, text=text), 7)
     await only_newest()
@@ -117,6 +117,8 @@ async def test_a_copy_of_what_is_left_holds_what_the_first_thread_holds(
         for _ in range(2):
             await fresh.acopy_thread("42", "copy")
             assert await told(graph, "copy") == left
+        copied = [state.key async for state in cache.list("langgraph/copy/cp/", values=False)]
+        assert text or len(copied) == len(left), "what is left out is not there, unless others are made of it"
         await graph.ainvoke({"notes": ["given later"]}, config("42"))
         await fresh.acopy_thread("42", "copy")
         assert await told(graph, "copy") == await told(graph, "42")
@@ -161,7 +163,7 @@ async def test_a_run_without_which_nothing_could_be_read_is_not_deleted(
     inner = await put(saver, "42", {"n": 1}, ns="inner", metadata={**METADATA, "run_id": "second"})
     metadata = {**METADATA, "run_id": "second"}
     second = await put(saver, "42", {"log": "2 " * 4000}, parent=first, metadata=metadata, version=2)
-    other = await put(saver, "other", {"log": "3 " * 4000}, metadata=metadata)
+    other = await put(saver, "1", {"log": "3 " * 4000}, metadata=metadata)
     await only_newest()
     async with StateCacheSaver(settings) as fresh:
         for _ in range(2):
@@ -175,6 +177,18 @@ async def test_a_run_without_which_nothing_could_be_read_is_not_deleted(
         assert await ids(fresh, config("42")) == [third["configurable"]["checkpoint_id"]]
         await fresh.adelete_for_runs(["first"])
         assert await got(fresh, config("42"))
+
+
+async def test_a_head_goes_back_to_one_whose_snapshot_is_deleted_with_it(saver: StateCacheSaver) -> None:
+    """LangGraph has it so: what its delta channels are made of then begins behind what was deleted."""
+    doomed = {**METADATA, "run_id": "first"}
+    first = await put(saver, "42", {"notes": large(1)}, metadata=doomed)
+    second = await put(saver, "42", {"n": 2}, parent=first, **made_of_earlier(2))
+    await put(saver, "42", {"notes": large(3)}, parent=second, metadata=doomed, version=3)
+    await saver.adelete_for_runs(["first"])
+    assert (await got(saver, config("42"))).config == second
+    held = await saver.aget_delta_channel_history(config=config("42"), channels=["notes"])
+    assert held["notes"] == {"writes": []}
 
 
 async def test_all_runs_of_a_thread_may_be_deleted_at_once(
@@ -216,19 +230,34 @@ def made_of_earlier(version: int) -> dict[str, Any]:
     return {"metadata": metadata, "channel_versions": dict.fromkeys(["notes", "marks", "n"], version)}
 
 
-@pytest.mark.parametrize("room", [True, False])
-@pytest.mark.parametrize("puts", [beside_a_run, beside_a_late_one])
-async def test_what_the_latest_one_s_delta_channels_are_made_of_is_kept_under_any_policy(
-    saver: StateCacheSaver, settings: Settings, only_newest: LetGo, monkeypatch: pytest.MonkeyPatch,
-    puts: Callable[[StateCacheSaver], Awaitable[RunnableConfig]], *, room: bool,
-) -> None:  # fmt: skip
-    if not room:
-        monkeypatch.setattr("statecache.adapters.langgraph.channels.COMMIT_BYTES_MAX", 10_000)
-        monkeypatch.setattr("statecache.core.commit.attempts.COMMIT_BYTES_MAX", 12_000)
-    latest = await puts(saver)
-    await only_newest()
+Puts = Callable[[StateCacheSaver], Awaitable[RunnableConfig]]
+
+
+async def is_kept(settings: Settings, latest: RunnableConfig) -> None:
+    """Look whether that is the latest checkpoint, and what its delta channels are made of is there."""
     async with StateCacheSaver(settings) as fresh:
         assert (await got(fresh, config("42"))).config == latest
         held = await fresh.aget_delta_channel_history(config=config("42"), channels=["notes", "marks"])
         assert (held["notes"]["seed"], held["marks"]["seed"]) == (large(1), large(2))
         assert latest["configurable"]["checkpoint_id"] in await ids(fresh, config("42"))
+
+
+@pytest.mark.parametrize("puts", [beside_a_run, beside_a_late_one])
+async def test_what_the_latest_one_s_delta_channels_are_made_of_is_kept_under_any_policy(
+    saver: StateCacheSaver, settings: Settings, only_newest: LetGo, puts: Puts
+) -> None:
+    latest = await puts(saver)
+    await only_newest()
+    await is_kept(settings, latest)
+
+
+@pytest.mark.parametrize("puts", [beside_a_run, beside_a_late_one])
+async def test_what_they_are_made_of_goes_ahead_where_one_commit_has_no_room_for_it(
+    settings: Settings, only_newest: LetGo, puts: Puts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("statecache.adapters.langgraph.channels.COMMIT_BYTES_MAX", 10_000)
+    monkeypatch.setattr("statecache.core.commit.attempts.COMMIT_BYTES_MAX", 12_000)
+    async with StateCacheSaver(settings) as saver:
+        latest = await puts(saver)
+        await only_newest()
+        await is_kept(settings, latest)

@@ -9,6 +9,7 @@ import pytest
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from statecache import LimitExceeded
+from statecache.adapters.langgraph.ancestors import delta_channels
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.putting import put
 from statecache.adapters.langgraph.reading import get_tuple
@@ -150,3 +151,12 @@ def test_what_comes_late_is_put_beside_what_the_latest_names(view: Any) -> None:
     on = made({"a": LARGE, "n": 9}, 2, 9)
     put_one(view, one["id"], on, "n")
     assert latest(view) == on
+
+
+def test_a_delta_channel_without_a_value_is_made_of_what_ancestors_hold_if_it_was_ever_written() -> None:
+    counted = {"counters_since_delta_snapshot": {"written": [1, 1], "held": [2, 2], "never": [0, 3]}}
+    versions = {"written": 1, "held": 2, "other": 1}
+    document = {"metadata": counted, "checkpoint": {"channel_versions": versions}, "channel_values": {"held": {}}}
+    assert delta_channels(document) == {"written"}
+    assert delta_channels(document | {"metadata": {}}) == set()
+    assert delta_channels(document | {"checkpoint": {}}) == {"written", "never"}

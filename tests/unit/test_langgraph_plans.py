@@ -13,13 +13,13 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from msgspec import structs
 
 from statecache import LimitExceeded, RedisUnavailable, VersionConflict, VersionNotFound
+from statecache.adapters.langgraph.copying import copy_thread
 from statecache.adapters.langgraph.documents import head_document, write_documents
 from statecache.adapters.langgraph.listing import Query, listed
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, put
 from statecache.adapters.langgraph.reading import get_tuple
 from statecache.adapters.langgraph.recent import Recent
-from statecache.adapters.langgraph.threads import copy_thread
 from statecache.adapters.langgraph.values import Serde
 from statecache.adapters.langgraph.writing import put_writes
 from statecache.adapters.plans import Call, Found, run, until_found
