@@ -8,21 +8,30 @@ Retention lets old versions go. So what the latest checkpoint names is the newes
 wherever a process ends: a state that the latest names is written over only by the commit that makes another checkpoint
 the latest. Whoever writes to one of these states writes the head in the same commit, over the one that was read: so the
 latest is still the one whose states are left alone.
+
+Several checkpoints name the same value, as that of the one that has changed it, which its state names too. A value that
+is put again stays that one's, and goes to the state that it was in: so all of them know it again by its digest.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from statecache import Delete, Set, State
+import msgspec
+
+from statecache import Create, Delete, Set, State
 from statecache.adapters.langgraph.ancestors import delta_channels, seeds_of
 from statecache.adapters.langgraph.documents import channel_document, holds_checkpoint, next_head, own
 from statecache.adapters.langgraph.values import Form, Packed, digest_of
 from statecache.adapters.plans import Plan, call
+from statecache.keys import KEY_BYTES_MAX
+from statecache.model import COMMIT_BYTES_MAX as WHOLE_BYTES_MAX
+from statecache.model import STATE_OVERHEAD_BYTES, VALUE_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from statecache import LimitExceeded
     from statecache.adapters.langgraph.names import Place
 
 COMMIT_BYTES_MAX = 15 * 1024 * 1024
@@ -49,18 +58,29 @@ def has_room(sizes: Sequence[int]) -> bool:
     return sum(sizes) <= COMMIT_BYTES_MAX and len(sizes) <= COMMIT_STATES_MAX
 
 
+def holds(
+    place: Place, head: State[Any] | None, steps: Sequence[Set | Create], too_large: LimitExceeded | None
+) -> bool:
+    """Return whether one commit holds all of this, as the library counts bytes, where it has found more `too_large`."""
+    bytes_max = WHOLE_BYTES_MAX if too_large is None else too_large.limit
+    namespace = KEY_BYTES_MAX if head is None else len(head.key.encode()) - len(place.head.encode())
+    values = [len(msgspec.json.encode(step.value)) for step in steps]
+    names = sum(len(step.name.encode()) + namespace + STATE_OVERHEAD_BYTES for step in steps)
+    return sum(values) + names <= bytes_max and max(values) <= VALUE_BYTES_MAX
+
+
 def read_states(names: Sequence[str], read: str) -> Plan[dict[str, State[Any] | None]]:
     """Return the states of these names, if there are any names."""
     return (yield from call("get_many", names, read=read)) if names else {}
 
 
 def sets_of(
-    place: Place, checkpoint_id: str, channel_versions: Mapping[str, Any], packed: Mapping[str, Packed],
+    place: Place, of: Mapping[str, str], channel_versions: Mapping[str, Any], packed: Mapping[str, Packed],
     beside: Collection[str], found: Mapping[str, State[Any] | None], read: str,
 ) -> Plan[tuple[list[Set], dict[str, Form]]]:  # fmt: skip
     """Return what writes large values over the states that were found, and the forms by which a checkpoint names them.
 
-    Those of the channels that are `beside` go to the states that stand beside.
+    They are those `of` the checkpoints with these ids. Of the channels that are `beside`, they go to the states beside.
     """
     sets, forms = list[Set](), dict[str, Form]()
     for channel, one in packed.items():
@@ -70,10 +90,10 @@ def sets_of(
             before = found[name]
             if before is None:  # which may be a deleted one, whose version counts on
                 before = yield from call("get", name, default=dict, read=read)
-            document = channel_document(channel, channel_versions.get(channel, ""), checkpoint_id, piece)
+            document = channel_document(channel, channel_versions.get(channel, ""), of[channel], piece)
             sets.append(Set(name, document, expected=before))
             versions.append(before.version + 1)
-        forms[channel] = {"type": one.type, "versions": versions, "digests": digests, "of": checkpoint_id}
+        forms[channel] = {"type": one.type, "versions": versions, "digests": digests, "of": of[channel]}
         if channel in beside:
             forms[channel]["beside"] = True
     return sets, forms

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from statecache import AlreadyExists, Create, LimitExceeded, Set, State, VersionConflict
-from statecache.adapters.langgraph.ancestors import seeds_of
 from statecache.adapters.langgraph.channels import (
-    has_room,
+    holds,
     latest_id_of,
     names_of,
     not_named,
@@ -40,12 +38,13 @@ from statecache.adapters.langgraph.documents import (
     own,
 )
 from statecache.adapters.langgraph.pieces import not_newest
+from statecache.adapters.langgraph.put_again import Part, channels_of, puts_again, seeds_again, sizes_of_all
 from statecache.adapters.langgraph.recent import Latest, PieceName, Recent
-from statecache.adapters.langgraph.values import Form, Packed, Serde
+from statecache.adapters.langgraph.values import Form, Packed, Serde, digest_of
 from statecache.adapters.plans import Plan, call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
 
@@ -106,16 +105,14 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
         known, head = found.get(name), found[place.head]
         large = yield from _large(draft, found.get(parent), known, head, found, too_large)
         found |= yield from read_states([one for one in large.names(place) if one not in found], read)
-        sets, named = yield from sets_of(
-            place, draft.checkpoint_id, draft.versions, large.packed, large.beside, found, read
-        )
+        sets, named = yield from sets_of(place, large.of, draft.versions, large.packed, large.beside, found, read)
         forms, versions = large.forms | named, [version for form in named.values() for version in form["versions"]]
         document = draft.document | {"channel_values": forms} | _writes(draft, known)
         seeds = yield from _seeds(draft, document, head)
         new = known is None and is_first(head, draft.checkpoint_id)
         over = Create(name, document, assume_new=True) if new else Set(name, document, expected=known)
         try:
-            made = yield from _committed(draft, sets, over, large, seeds, head, ahead=too_large is not None)
+            made = yield from _committed(draft, sets, over, large, seeds, head, too_large)
         except LimitExceeded as error:
             if too_large is not None:
                 raise
@@ -133,12 +130,13 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
 class _Large(NamedTuple):
     """The large values that are put with a checkpoint, and the forms of all its others.
 
-    Of the channels that are `beside`, the values go to the states beside. The first `ahead` of the states may be
-    written ahead of the commit that has the head name the checkpoint.
+    The values are those `of` the checkpoints with these ids. Of the channels that are `beside`, they go to the states
+    beside. The first `ahead` of the states may be written ahead of the commit that has the head name the checkpoint.
     """
 
     packed: Mapping[str, Packed]
     forms: dict[str, Form]
+    of: Mapping[str, str]
     beside: Collection[str]
     ahead: int
 
@@ -162,6 +160,7 @@ def _large(
     there = _there(draft, known, found) if too_large is not None and (is_again or not moves) else {}
     by_name = follows or (is_late and too_large is not None)
     forms, packed = _forms(draft, parent, known, there, by_name=by_name, anew=moves and not is_again)
+    again = dict[str, Packed]()
     if moves:
         unchanged = {channel: form for channel, form in forms.items() if channel in draft.kept}
         again, _ = yield from not_newest(draft.document, unchanged)
@@ -169,18 +168,31 @@ def _large(
     by_size = sorted(packed, key=lambda channel: len(packed[channel].data), reverse=True)
     first = sorted(by_size[:OWN_STATES_MAX], key=lambda channel: channel in draft.changed)
     large = {channel: packed[channel] for channel in first if packed[channel].is_large}
+    shared = _shared(draft, parent, known, large, again)
+    of = {channel: shared.get(channel, Form()).get("of", draft.checkpoint_id) for channel in large}
     forms |= {channel: one.form() for channel, one in packed.items() if channel not in large}
     if not latest_id:
-        return _Large(large, forms, (), len(names_of(draft.place, large)))
+        return _Large(large, forms, of, (), len(names_of(draft.place, large)))
     if is_late:
-        return _Large(large, forms, (yield from not_named(draft.place, head, large)), 0)
+        return _Large(large, forms, of, (yield from not_named(draft.place, head, large)), 0)
     if too_large is None or not moves:
-        return _Large(large, forms, (), 0)
+        return _Large(large, forms, of, {channel for channel, form in shared.items() if form.get("beside")}, 0)
     ahead = [channel for channel in large if channel not in draft.changed]
-    if not has_room(sizes_of(one for channel, one in large.items() if channel in draft.changed)):
-        raise too_large
     beside = yield from not_named(draft.place, head, ahead)
-    return _Large(large, forms, beside, sum(large[channel].pieces_count for channel in ahead))
+    return _Large(large, forms, of, beside, sum(large[channel].pieces_count for channel in ahead))
+
+
+def _shared(
+    draft: Draft, parent: State[Any] | None, known: State[Any] | None, large: Mapping[str, Packed],
+    again: Collection[str],
+) -> dict[str, Form]:  # fmt: skip
+    """Return the forms of those large values that are put once more as they are: `again`, or with the same bytes."""
+    forms = _stored(draft, parent) | _stored(draft, known)
+    return {
+        channel: forms[channel] for channel, one in large.items()
+        if channel in draft.kept and "versions" in forms.get(channel, ())
+        and (channel in again or forms[channel].get("digests") == [*map(digest_of, one.pieces_of_bytes())])
+    }  # fmt: skip
 
 
 def _moves(draft: Draft, head: State[Any] | None) -> bool:
@@ -195,95 +207,34 @@ def _seeds(draft: Draft, document: Document, head: State[Any] | None) -> Plan[li
 
 
 def _committed(
-    draft: Draft, sets: Sequence[Set], over: Any, large: _Large, seeds: Sequence[Part], head: State[Any] | None, *,
-    ahead: bool,
+    draft: Draft, sets: Sequence[Set], over: Any, large: _Large, seeds: Sequence[Part], head: State[Any] | None,
+    too_large: LimitExceeded | None,
 ) -> Plan[list[State[Any]]]:  # fmt: skip
     """Commit what is to be set: pieces of large values, the checkpoint, and the head; return what was made of it.
 
     Where there is no checkpoint yet, none misses what a channel's state held before. So what one commit has no room for
     goes in several, of which the last has the checkpoint: that of a thread that was thinned out brings all its values.
-    What its delta channels are made of goes `ahead` of one that was too large.
+    What its delta channels are made of goes ahead of one that was too large. Where the last has no room for what has to
+    be in it, all is refused, and nothing is put ahead.
     """
     parts, rest = [*parted(sets[: large.ahead], sizes_of(large.packed.values())[: large.ahead])], sets[large.ahead :]
+    last = [over, Set(draft.place.head, _head(draft, head), expected=head)]
     if parts and not latest_id_of(head):
         *parts, rest = parts
-    beside = (yield from not_named(draft.place, head, _channels(seeds))) if ahead and seeds else ()
-    again, named = yield from _put_again(draft.place, seeds, beside)
-    if ahead and seeds:
-        parts += parted(again, _sizes(seeds))
-        again = []
-    made, head = yield from put_ahead(draft.place, head, parts)
-    values = made[: large.ahead] if ahead else made
+        if (parts or too_large is not None) and not holds(draft.place, head, [*rest, *last], too_large):
+            parts, rest = [*parts, rest], []
+    ahead = too_large is not None
+    beside = (yield from not_named(draft.place, head, channels_of(seeds))) if ahead and seeds else None
+    again, named = yield from puts_again(draft.place, seeds, beside)
+    before = [*parts, *parted(again, sizes_of_all(seeds))] if ahead else parts
+    with_it = [*named, *rest] if ahead else [*again, *named, *rest]
+    if before and not holds(draft.place, head, [*with_it, *last], too_large):
+        before, with_it = [], [*again, *named, *sets]
+    own_ahead = sum(map(len, parts)) if before else 0
+    made, head = yield from put_ahead(draft.place, head, before)
     moved = Set(draft.place.head, _head(draft, head), expected=head)
-    last = yield from call("commit", [*again, *named, *rest, over, moved])
-    return [*values, *last[len(again) + len(named) :]]
-
-
-class Part(NamedTuple):
-    """A checkpoint, and those of its large values that are to be put again, for they are not the newest."""
-
-    state: State[Any]
-    again: Mapping[str, Packed]
-
-
-def seeds_again(place: Place, document: Document, doomed: Collection[str] = ()) -> Plan[tuple[list[Part], bool]]:
-    """Return what is not the newest of the values that a checkpoint's delta channels are made of.
-
-    Also return whether there are some that the history does not hold any more. Ancestors that are `doomed`, by the last
-    segments of their names, are taken for deleted.
-    """
-    parts, lost = list[Part](), False
-    for seed, channels in (yield from seeds_of(place, document, doomed)):
-        forms = {channel: seed["channel_values"][channel] for channel in channels}
-        again, are_lost = yield from not_newest(seed, forms)
-        name = place.checkpoint(seed["checkpoint_id"])
-        state = (yield from call("get", name, read="primary")) if again else None
-        parts += [Part(state, again)] if state is not None and holds_checkpoint(state.value) else []
-        lost = lost or are_lost
-    return parts, lost
-
-
-def _put_again(place: Place, parts: Sequence[Part], beside: Collection[str]) -> Plan[tuple[list[Set], list[Set]]]:
-    """Return what writes values again, and what has their checkpoints name them."""
-    sets, named = list[Set](), list[Set]()
-    for part in parts:
-        document = own(part.state)
-        checkpoint_id, forms = document["checkpoint_id"], document["channel_values"]
-        versions = document["checkpoint"].get("channel_versions", {})
-        found = yield from read_states(names_of(place, part.again, beside), "primary")
-        some, new = yield from sets_of(place, checkpoint_id, versions, part.again, beside, found, "primary")
-        sets += some
-        if new:
-            over = document | {"channel_values": forms | new}
-            named.append(Set(place.checkpoint(checkpoint_id), over, expected=part.state))
-    return sets, named
-
-
-def _channels(parts: Iterable[Part]) -> list[str]:
-    return [channel for part in parts for channel in part.again]
-
-
-def _sizes(parts: Iterable[Part]) -> list[int]:
-    return [size for part in parts for size in sizes_of(part.again.values())]
-
-
-def moved_back(place: Place, head: State[Any], parts: Sequence[Part]) -> Plan[list[Set]]:
-    """Return what has the head name an earlier checkpoint, the first of these, of which large values are put again.
-
-    What one commit has no room for is put ahead, in states that the latest does not name.
-    """
-    sizes = _sizes(parts)
-    written = [len(msgspec.json.encode(part.state.value)) for part in parts if part.again]
-    fits = not sizes or has_room([*sizes, *written])
-    beside = set[str]() if fits else (yield from not_named(place, head, _channels(parts)))
-    sets, named = yield from _put_again(place, parts, beside)
-    latest: State[Any] | None = head
-    if not fits:
-        _, latest = yield from put_ahead(place, head, parted(sets, sizes))
-        sets = []
-    checkpoint_id = own(parts[0].state)["checkpoint_id"]
-    moved = Set(place.head, next_head(place, latest, checkpoint_id, checkpoint_id), expected=latest)
-    return [moved, *sets, *named]
+    done = yield from call("commit", [*with_it, over, moved])
+    return [*made[:own_ahead], *done[len(with_it) - len(sets) + own_ahead :]]
 
 
 def _remembered(draft: Draft, recent: Recent) -> dict[str, State[Any] | None]:
@@ -309,7 +260,7 @@ def _remember(
     names = large.names(draft.place)
     digests = [digest for channel in large.packed for digest in forms[channel]["digests"]]
     recent.add({
-        PieceName(name, state.version, draft.checkpoint_id, digest): piece
+        PieceName(name, state.version, state.value["checkpoint_id"], digest): piece
         for name, state, digest, piece in zip(names, channels, digests, data, strict=True)
     })  # fmt: skip
     if head.value["checkpoint_id"] != draft.checkpoint_id:

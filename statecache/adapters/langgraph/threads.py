@@ -18,7 +18,8 @@ from statecache.adapters.langgraph.listing import checkpoints_among, segment_of
 from statecache.adapters.langgraph.names import Place, checkpoint_segment
 from statecache.adapters.langgraph.own_states import name_of, own_states
 from statecache.adapters.langgraph.pieces import not_newest
-from statecache.adapters.langgraph.putting import ATTEMPTS_MAX, Part, moved_back, seeds_again
+from statecache.adapters.langgraph.put_again import Part, moved_back, seeds_again
+from statecache.adapters.langgraph.putting import ATTEMPTS_MAX
 from statecache.adapters.langgraph.reading import latest
 from statecache.adapters.langgraph.recent import Recent
 from statecache.adapters.plans import Declined, Plan, call, commits, proven
