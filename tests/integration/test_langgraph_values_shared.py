@@ -141,6 +141,22 @@ async def states_of(cache: AsyncStateCache) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("little_room")
+async def test_runs_are_taken_back_where_no_commit_has_room_for_what_is_put_again(
+    saver: StateCacheSaver, fresh: Callable[[], StateCacheSaver], let_go: LetGo
+) -> None:
+    values, versions, parent = {"a": "a" * 90_000, "b": "b" * 90_000, "n": 1}, {"a": 1, "b": 1, "n": 1}, None
+    for number, changed in enumerate((["a", "b"], [], [], ["a"], ["b"]), 1):
+        values |= {"n": number} | ({changed[0]: str(number) * 90_000} if number > 3 else {})
+        versions |= dict.fromkeys([*changed, "n"], number)
+        parent = await after(saver, parent, {**values}, {**versions}, "n", *changed, run_id=f"run {min(number, 4)}")
+    for number in (4, 3, 2):
+        await fresh().adelete_for_runs([f"run {number}"])
+        await let_go()
+        found = await values_of(fresh(), config("42"))
+        assert found == {"a": "a" * 90_000, "b": "b" * 90_000, "n": number - 1}
+
+
+@pytest.mark.usefixtures("little_room")
 async def test_a_fork_may_change_as_much_as_a_commit_holds(
     saver: StateCacheSaver, fresh: Callable[[], StateCacheSaver], let_go: LetGo
 ) -> None:

@@ -14,6 +14,7 @@ from statecache.adapters.langgraph.names import (
     Place,
     checkpoint_segment,
     inverted,
+    other_state_of,
 )
 from statecache.adapters.segments import segment
 from statecache.keys import KEY_BYTES_MAX, checked_key, group_of
@@ -52,6 +53,13 @@ def test_an_id_keeps_its_length_and_stands_behind_it() -> None:
     made = str(uuid6())
     assert len(inverted(made)) == len(made) + 1
     assert checkpoint_segment(made).endswith(f"~{made}")
+
+
+@pytest.mark.parametrize("channel", ["log", "beside", "x/beside", "1", ""])
+def test_a_channel_has_two_states_of_each_piece_and_one_is_the_other_of_the_other(channel: str) -> None:
+    for piece in (0, 1, 12):
+        names = [Place("a/b", "ns").channel(channel, piece, beside=beside) for beside in (False, True)]
+        assert [*map(other_state_of, names)] == names[::-1]
 
 
 @given(TEXT, TEXT, TEXT, TEXT)

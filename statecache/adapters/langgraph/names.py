@@ -16,6 +16,8 @@ CHANNEL_BYTES_MAX = 100
 CHECKPOINT_BYTES_MAX = 36
 """How many UTF-8 bytes of each stand in a name; a UUID has 36. A name has at most 512 in all."""
 
+_SLASHES_OF_PIECES = 4
+
 
 def inverted(checkpoint_id: str) -> str:
     """Return a text that sorts before that of every id that is less: the later an id, the earlier it is listed.
@@ -90,6 +92,14 @@ class Place:
     def writes_of_task(self, checkpoint_id: str, task_id: str) -> str:
         """Return what the names of a task's pending writes begin with; a number follows."""
         return f"{self.writes_of(checkpoint_id)}{segment(task_id, TASK_BYTES_MAX)}/"
+
+
+def other_state_of(name: str) -> str:
+    """Return the name of the channel's other state that holds the same piece of a value."""
+    *channel, last = name.split("/") if name.count("/") == _SLASHES_OF_PIECES else [name, ""]
+    number = last.removeprefix("beside")
+    other = number if last != number else f"beside{number}"
+    return "/".join([*channel, *([other] if other else [])])
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache import CodecError, HistoryDamaged, HistoryIncomplete, VersionNotFound
 from statecache.adapters.langgraph.documents import Document, place_of
-from statecache.adapters.langgraph.names import Place
+from statecache.adapters.langgraph.names import Place, other_state_of
 from statecache.adapters.langgraph.recent import PieceName
 from statecache.adapters.langgraph.values import Form, Packed, digest_of, joined, packed_of, piece_of
 from statecache.adapters.plans import Plan, call
@@ -148,20 +148,26 @@ def _each(wanted: Collection[PieceName], copies: Mapping[PieceName, str]) -> Pla
 
 
 def _older(one: PieceName, copy: str) -> Plan[State[Any]]:
-    """Return the state of a piece from the history; `copy` is the name of its copy, or empty."""
+    """Return the state of a piece from the history; `copy` is the name of its copy, or empty.
+
+    What the history does not hold any more may have been put again in the channel's other state.
+    """
     state: State[Any] | None = None
+    gone: VersionNotFound | None = None
     try:
         state = yield from call("get_at", one.name, version=one.version)
-    except VersionNotFound:
-        if not copy:
-            raise
+    except VersionNotFound as error:
+        gone = error
+    sought = one
+    if not copy and not _is(state, one):
+        state, sought = (yield from call("get", other_state_of(one.name), read="primary")), one._replace(version=0)
     if copy and not _is(state, one):  # the first thread is gone, or another one has its name
         state = yield from call("get", copy, read="primary")
         if not _is(state, one):
-            state, one = (yield from call("get_at", copy, version=1)), one._replace(version=1)
-    if state is None or not _is(state, one):
+            state, sought = (yield from call("get_at", copy, version=1)), one._replace(version=1)
+    if state is None or not _is(state, sought):
         why = f"it was not put with checkpoint {one.of!r}"
-        raise VersionNotFound(one.name, wanted=f"version {one.version}", reason=why)
+        raise gone or VersionNotFound(one.name, wanted=f"version {one.version}", reason=why)
     return state
 
 
