@@ -21,11 +21,13 @@ LARGE = {number: f"{number} " * 4000 for number in range(1, 6)}
 
 async def after(
     saver: StateCacheSaver, parent: RunnableConfig | None, values: dict[str, Any], versions: dict[str, int],
-    *changed: str, run_id: str = "", **more: Any,
+    *changed: str, run_id: str = "", counters_since_delta_snapshot: Any = None, **more: Any,
 ) -> RunnableConfig:  # fmt: skip
     """Put a checkpoint of these values, of which some have changed, and return its configuration."""
     one = checkpoint(values, channel_versions=versions, **more)
-    metadata: Any = {**METADATA, **({"run_id": run_id} if run_id else {})}
+    counters = {"counters_since_delta_snapshot": counters_since_delta_snapshot}
+    metadata: Any = {**METADATA, **(counters if counters_since_delta_snapshot else {})}
+    metadata |= {"run_id": run_id} if run_id else {}
     return await saver.aput(parent or config("42"), one, metadata, {name: versions[name] for name in changed})
 
 
@@ -117,6 +119,26 @@ async def test_what_stands_beside_is_put_again_where_others_name_it(
     for which in (config("42"), with_it):
         assert await values_of(fresh(), which) == {"log": LARGE[3], "n": 4}
     assert await values_of(fresh(), late) == {"log": LARGE[3], "n": 3}
+
+
+@pytest.mark.parametrize("snapshot", ["its-own", "beside"])
+async def test_the_snapshot_that_the_latest_is_made_of_is_not_written_over_by_what_comes_late(
+    saver: StateCacheSaver, fresh: Callable[[], StateCacheSaver], let_go: LetGo, snapshot: str
+) -> None:
+    def since(*counts: int) -> dict[str, Any]:
+        return {"counters_since_delta_snapshot": {"log": [*counts]}}
+
+    first = await after(saver, None, {"log": LARGE[1]}, {"log": 1}, "log", id="1", **since(0, 0))
+    made_of, number = first, 1
+    if snapshot == "beside":
+        await after(saver, first, {"n": 5}, {"log": 5, "n": 5}, "log", "n", id="5", **since(1, 1))
+        made_of, number = await after(saver, first, {"log": LARGE[2]}, {"log": 2}, "log", id="2", **since(0, 0)), 2
+    await after(saver, made_of, {"n": 6}, {"log": 6, "n": 6}, "log", "n", id="6", **since(1, 1))
+    late = await after(saver, first, {"log": LARGE[3]}, {"log": 3}, "log", id="4", **since(0, 0))
+    await let_go()
+    history = await fresh().aget_delta_channel_history(config=config("42"), channels=["log"])
+    assert history["log"]["seed"] == LARGE[number]
+    assert await values_of(fresh(), late) == {"log": LARGE[3]}
 
 
 @pytest.fixture
