@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from statecache import LimitExceeded
+from statecache import LimitExceeded, keys, model
+from statecache.adapters.langgraph import channels
 from statecache.adapters.langgraph.ancestors import delta_channels
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.putting import put
@@ -160,3 +161,8 @@ def test_a_delta_channel_without_a_value_is_made_of_what_ancestors_hold_if_it_wa
     assert delta_channels(document) == {"written"}
     assert delta_channels(document | {"metadata": {}}) == set()
     assert delta_channels(document | {"checkpoint": {}}) == {"written", "never"}
+
+
+def test_what_a_commit_and_a_state_hold_is_what_the_library_says() -> None:
+    assert (channels.WHOLE_BYTES_MAX, channels.STATE_BYTES_MAX) == (model.COMMIT_BYTES_MAX, model.VALUE_BYTES_MAX)
+    assert (channels.STATE_BYTES, channels.KEY_BYTES_MAX) == (model.STATE_OVERHEAD_BYTES, keys.KEY_BYTES_MAX)

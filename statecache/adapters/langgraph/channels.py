@@ -24,9 +24,6 @@ from statecache.adapters.langgraph.ancestors import delta_channels, seeds_of
 from statecache.adapters.langgraph.documents import channel_document, holds_checkpoint, next_head, own
 from statecache.adapters.langgraph.values import Form, Packed, digest_of
 from statecache.adapters.plans import Plan, call
-from statecache.keys import KEY_BYTES_MAX
-from statecache.model import COMMIT_BYTES_MAX as WHOLE_BYTES_MAX
-from statecache.model import STATE_OVERHEAD_BYTES, VALUE_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +35,12 @@ COMMIT_BYTES_MAX = 15 * 1024 * 1024
 """Of how many bytes large values are that have room in one commit, which is of 16 MiB, with what goes with them."""
 COMMIT_STATES_MAX = 200
 """In how many states they stand that are written in one commit, which is of 256, with what goes with them."""
+WHOLE_BYTES_MAX = 16 * 1024 * 1024
+"""Of how many bytes a commit is at most: keys, values, and STATE_BYTES for each of its states."""
+STATE_BYTES_MAX = 8 * 1024 * 1024
+"""Of how many bytes the value of a state is at most."""
+STATE_BYTES = 200
+KEY_BYTES_MAX = 512
 
 
 def names_of(place: Place, packed: Mapping[str, Packed], beside: Collection[str] = ()) -> list[str]:
@@ -65,8 +68,8 @@ def holds(
     bytes_max = WHOLE_BYTES_MAX if too_large is None else too_large.limit
     namespace = KEY_BYTES_MAX if head is None else len(head.key.encode()) - len(place.head.encode())
     values = [len(msgspec.json.encode(step.value)) for step in steps]
-    names = sum(len(step.name.encode()) + namespace + STATE_OVERHEAD_BYTES for step in steps)
-    return sum(values) + names <= bytes_max and max(values) <= VALUE_BYTES_MAX
+    names = sum(len(step.name.encode()) + namespace + STATE_BYTES for step in steps)
+    return sum(values) + names <= bytes_max and max(values) <= STATE_BYTES_MAX
 
 
 def read_states(names: Sequence[str], read: str) -> Plan[dict[str, State[Any] | None]]:
