@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from statecache.backoff import LATE_S
 from statecache.clock import boottime, monotonic
 from statecache.concurrency import iterated, run
 from statecache.core.arguments import refuse_no_limit, refuse_no_names, refuse_no_version
 from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.read.listed import LIMIT_MAX, ORDERS, Listed, Order
 from statecache.core.view import VerbGroup, expected_of
-from statecache.errors import NotChanged, UsageError
+from statecache.errors import NotChanged, Unavailable, UsageError
 from statecache.keys import checked_key, checked_prefix_of_list
 from statecache.model import ABSENT, ReadMode, State
 from statecache.rules.filters import Selection
@@ -221,12 +222,13 @@ class Reads(VerbGroup[D], Generic[D]):
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
         known, near = ABSENT if after is None else expected_of(key, after), self._runtime.near
-        begun = monotonic()
+        begun, answered = monotonic(), False
         while True:
-            signal = self._runtime.io.signal()
+            signal, looked_at = self._runtime.io.signal(), monotonic()
             near.watch(key, signal)
             try:
                 record = run(self._runtime.reader.local(key, end=end))
+                answered = True
                 if record.change_id != known and (record.exists or known != ABSENT):
                     return self._view.state_of(record, type)
                 run(
@@ -237,6 +239,10 @@ class Reads(VerbGroup[D], Generic[D]):
                         )
                     )
                 )
+            except Unavailable as error:  # cut off by the end, it says nothing of a server that has answered before
+                if answered and looked_at + LATE_S > end:
+                    raise NotChanged(key, seconds=end - begun) from error
+                raise
             finally:
                 near.unwatch(key, signal)
             if monotonic() >= end:

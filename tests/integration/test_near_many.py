@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from statecache import AsyncStateCache, Settings, StateCache
-from statecache.errors import InvalidKey, NotChanged
+from statecache.clock import monotonic
+from statecache.errors import InvalidKey, NotChanged, RedisUnavailable
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
@@ -176,6 +177,28 @@ async def test_nothing_happens_and_that_is_said(one: AsyncStateCache) -> None:
     with pytest.raises(NotChanged, match=r"'runs/1' did not change within 0\.2 s") as late:
         await one.wait_for(KEY, after=state, timeout=0.2)
     assert isinstance(late.value, TimeoutError)
+    assert one._runtime.near._watchers == {}
+
+
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_look_that_the_end_cuts_off_says_nothing_of_redis(
+    one: AsyncStateCache, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    """Where one was answered before; a first look that is not says that Redis may be away."""
+    reader, state = one._runtime.reader, await one.set(KEY, 1)
+    local = reader.local
+
+    async def cut_off(key: str, *, end: float) -> Any:
+        if answered and end - monotonic() > 0.04:
+            return await local(key, end=end)
+        raise RedisUnavailable("timeout", detail="no answer within 0.001 s")
+
+    monkeypatch.setattr(reader, "local", cut_off)
+    for client in ("_async", "_sync"):
+        for name in ("_LOOK_S", "_LOOK_DEAF_S"):
+            monkeypatch.setattr(f"statecache.{client}.reads.{name}", 0.28)
+    with pytest.raises(NotChanged if answered else RedisUnavailable):
+        await one.wait_for(KEY, after=state, timeout=0.3)
     assert one._runtime.near._watchers == {}
 
 
