@@ -4,7 +4,8 @@ Writing goes in three steps, before any effect: encode; read the bytes back as a
 What cannot be read back is refused, for it would break all readers. What comes back otherwise is looked at for what it
 lost (`value_loss`), and so is what has classes whose equality does not show that (`equality`). Datetimes without a time
 zone are refused on both ways. Nesting ends at NESTING_MAX levels, for readers have stacks of their own. Pydantic's
-models are known by their methods and stored as its JSON mode has them. Sets are in one order (`set_order`).
+models are known by their methods and stored as its JSON mode has them. The members of sets are in one order
+(`set_order`).
 Reasons name places, types and remedies, not values: they end up in logs.
 
 The encoding `raw` is none: bytes are stored as they are.
@@ -32,16 +33,7 @@ from statecache.set_order import dump_in_order, has_sets, in_order
 from statecache.signal_errors import pass_on
 from statecache.tuple_slots import refuse_namedtuples, slot_of
 from statecache.unread import left_out
-from statecache.value_loss import (
-    NAIVE,
-    NESTING_MAX,
-    message_of,
-    refuse_bad_parts,
-    refuse_losses,
-    spelled,
-    step_of,
-    walk,
-)
+from statecache.value_loss import NAIVE, NESTING_MAX, message_of, refuse_bad_parts, refuse_losses, spelled, step_of, walk
 
 CODECS_MAX = 256
 """How many codecs are kept for reuse."""
@@ -86,6 +78,8 @@ class Codec:
             self._slot = None if self.type is Any else slot_of(self.type)
             self._shows_all = shows_all(self.type)
             self.schemas = Schemas(self.type)
+            if not self.schemas.printable:  # Postgres would refuse a NUL after the write was acknowledged
+                raise TypeError("its name has characters that are no text; rename the class")
         except UsageError:
             raise
         except Exception as error:  # type hints of users raise anything
@@ -151,8 +145,7 @@ class Codec:
             back = self._read(data)
             if not self._shows_all or not is_same(back, value):
                 refuse_losses(value, back, key, typed=self.type is not Any, trusts_equality=self._shows_all)
-                seen = (back,) if self._shows_all else ()
-                if self._sets is None and (ordered := in_order(value, self._write, *seen)) is not value:
+                if self._sets is None and (ordered := self._in_order(value, back)) is not value:
                     data = self._write(ordered)
                     back = self._read(data)
             if self._slot is not None:
@@ -166,6 +159,9 @@ class Codec:
         if self._open and _openers_in(data, self.encoding) > NESTING_MAX:
             self._refuse_nesting(data, back, key)
         return data, back
+
+    def _in_order(self, value: Any, back: Any) -> Any:
+        return in_order(value, self._write, back) if self._shows_all else in_order(value, self._write)
 
     def decode(self, data: bytes, *, key: str, encoding: str | None = None, schema: str = "") -> Any:
         """Return the value of stored bytes, in the encoding they were stored with (None: this codec's own).

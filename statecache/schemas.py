@@ -71,8 +71,11 @@ class Schemas:
                 place = dict if isinstance(one, inspect.TypedDictType) else class_of(one)
                 self.members[place] = schema_of(one.cls)
         self._known = frozenset({self.whole, *self.members.values()})
-        if not all(one.isprintable() for one in self._known):  # Postgres would refuse a NUL after the acknowledgement
-            raise TypeError("its name has characters that are no text; rename the class")
+
+    @property
+    def printable(self) -> bool:
+        """Whether Postgres can hold them as text, whatever the names of the classes."""
+        return all(one.isprintable() for one in self._known)
 
     def __bool__(self) -> bool:
         return bool(self.whole or self.members)

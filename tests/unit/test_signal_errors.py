@@ -77,6 +77,16 @@ class Holder(msgspec.Struct):
     model: MoodyModel
 
 
+class Unlike(msgspec.Struct, eq=False):
+    """A class in the middle of whose comparison a signal comes."""
+
+    x: int
+
+    def __eq__(self, other: object) -> bool:
+        Mood.act()
+        return isinstance(other, Unlike) and self.x == other.x
+
+
 class Versioned(msgspec.Struct):
     """A class of which an earlier version is stored."""
 
@@ -155,7 +165,7 @@ def test_a_handler_that_raises_while_a_value_is_read_is_heard(encoding: Any, kin
 
 
 @both
-@pytest.mark.parametrize("kind", [Moody, MoodyModel, Holder])
+@pytest.mark.parametrize("kind", [Moody, MoodyModel, Holder, Unlike])
 def test_a_handler_that_raises_while_a_value_is_written_is_heard(encoding: Any, kind: Any, error: Exception) -> None:
     value = Holder(MoodyModel(x=1)) if kind is Holder else kind(x=1)
     with interrupted(_as_function(error)), pytest.raises(type(error)) as caught:
