@@ -33,7 +33,16 @@ from statecache.set_order import dump_in_order, has_sets, in_order
 from statecache.signal_errors import pass_on
 from statecache.tuple_slots import refuse_namedtuples, slot_of
 from statecache.unread import left_out
-from statecache.value_loss import NAIVE, NESTING_MAX, message_of, refuse_bad_parts, refuse_losses, spelled, step_of, walk
+from statecache.value_loss import (
+    NAIVE,
+    NESTING_MAX,
+    message_of,
+    refuse_bad_parts,
+    refuse_losses,
+    spelled,
+    step_of,
+    walk,
+)
 
 CODECS_MAX = 256
 """How many codecs are kept for reuse."""
