@@ -2,10 +2,9 @@
 
 Writing goes in three steps, before any effect: encode; read the bytes back as a reader will; compare with the value.
 What cannot be read back is refused, for it would break all readers. What comes back otherwise is looked at for what it
-lost (`value_loss`), and so is what has classes whose equality does not show that (`equality`). Datetimes without a time
-zone are refused on both ways. Nesting ends at NESTING_MAX levels, for readers have stacks of their own. Pydantic's
-models are known by their methods and stored as its JSON mode has them. The members of sets are in one order
-(`set_order`).
+lost (`value_loss`). Datetimes without a time zone are refused on both ways. Nesting ends at NESTING_MAX levels, for
+readers have stacks of their own. Pydantic's models are known by their methods and stored as its JSON mode has them.
+The members of sets are in one order (`set_order`).
 Reasons name places, types and remedies, not values: they end up in logs.
 
 The encoding `raw` is none: bytes are stored as they are.
@@ -18,12 +17,11 @@ import sys
 import types
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, NoReturn, Union, get_origin
+from typing import Annotated, Any, NoReturn, Union, get_origin, is_typeddict
 
 import msgspec
 from msgspec import inspect
 
-from statecache.equality import shows_all
 from statecache.errors import CodecError, LimitExceeded, SchemaNewer, UsageError
 from statecache.expiry import form_of
 from statecache.model import VALUE_BYTES_MAX, Encoding, State
@@ -31,7 +29,6 @@ from statecache.record_classes import is_model, is_record, is_same, name_of
 from statecache.schemas import Schemas, version_of, versions
 from statecache.set_order import dump_in_order, has_sets, in_order
 from statecache.signal_errors import pass_on
-from statecache.tuple_slots import refuse_namedtuples, slot_of
 from statecache.unread import left_out
 from statecache.value_loss import (
     NAIVE,
@@ -39,6 +36,8 @@ from statecache.value_loss import (
     message_of,
     refuse_bad_parts,
     refuse_losses,
+    refuse_namedtuples,
+    slot_of,
     spelled,
     step_of,
     walk,
@@ -70,8 +69,8 @@ class Codec:
     """
 
     __slots__ = (
-        "_class", "_dated", "_open", "_read", "_readers", "_sets", "_shows_all", "_slot", "_suspect", "_write",
-        "encoding", "schema", "schemas", "type",
+        "_class", "_dated", "_open", "_read", "_readers", "_sets", "_slot", "_suspect", "_write", "encoding", "schema",
+        "schemas", "type",
     )  # fmt: skip
 
     def __init__(self, type: Any = Any, *, encoding: Encoding = "json") -> None:  # noqa: A002
@@ -85,16 +84,12 @@ class Codec:
             self._readers = {name: _reader_of(self.type, name) for name in _may_be_naive}
             self._dated, self._open, self._sets = _traits_of(self.type)
             self._slot = None if self.type is Any else slot_of(self.type)
-            self._shows_all = shows_all(self.type)
             self.schemas = Schemas(self.type)
-            if not self.schemas.printable:  # Postgres would refuse a NUL after the write was acknowledged
-                raise TypeError("its name has characters that are no text; rename the class")
         except UsageError:
             raise
         except Exception as error:  # type hints of users raise anything
             pass_on(error)
-            shown = name_of(type) if name_of(type).isprintable() else ascii(name_of(type))
-            raise UsageError(f"values of type {shown} cannot be stored: {error}") from error
+            raise UsageError(f"values of type {name_of(type)} cannot be stored: {error}") from error
         self.schema = self.schemas.whole
         self._read = self._readers[encoding]
         self._suspect = _suspect_of(encoding, self._dated)
@@ -152,9 +147,9 @@ class Codec:
         """
         try:
             back = self._read(data)
-            if not self._shows_all or not is_same(back, value):
-                refuse_losses(value, back, key, typed=self.type is not Any, trusts_equality=self._shows_all)
-                if self._sets is None and (ordered := self._in_order(value, back)) is not value:
+            if not is_same(back, value):
+                refuse_losses(value, back, key, typed=self.type is not Any)
+                if self._sets is None and (ordered := in_order(value, self._write, back)) is not value:
                     data = self._write(ordered)
                     back = self._read(data)
             if self._slot is not None:
@@ -168,9 +163,6 @@ class Codec:
         if self._open and _openers_in(data, self.encoding) > NESTING_MAX:
             self._refuse_nesting(data, back, key)
         return data, back
-
-    def _in_order(self, value: Any, back: Any) -> Any:
-        return in_order(value, self._write, back) if self._shows_all else in_order(value, self._write)
 
     def decode(self, data: bytes, *, key: str, encoding: str | None = None, schema: str = "") -> Any:
         """Return the value of stored bytes, in the encoding they were stored with (None: this codec's own).
@@ -400,6 +392,6 @@ def _class_of(kind: Any) -> Any:
     origin = get_origin(kind) or kind
     if origin is Annotated:
         return _class_of(kind.__origin__)
-    if origin is Any or not isinstance(origin, type) or origin in _UNIONS or hasattr(origin, "__total__"):
+    if origin is Any or not isinstance(origin, type) or origin in _UNIONS or is_typeddict(origin):
         return None
     return (float, int) if origin is float else origin

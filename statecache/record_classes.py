@@ -1,27 +1,19 @@
 """Classes of values: which are records, their names, and what is written otherwise than it is read.
 
 A pydantic secret is written as asterisks, and a field with a `serialization_alias` of its own by a name by which
-nothing is read: it comes back as its default. Bytes may be written as base64 and read as they are, and times written in
-one unit and read in another (`ser_json_bytes`, `ser_json_temporal`): each write would change them. What a model leaves
-out (`exclude`), writes by a serializer of its own, or makes another value of as it validates, is its author's word. Of
-a UTC offset, the seconds are not written.
+nothing is read: it comes back as its default. What a model leaves out (`exclude`), writes by a serializer of its own,
+or makes another value of as it validates, is its author's word. Of a UTC offset, the seconds are not written.
 """
 
 from __future__ import annotations
 
-import math
-from base64 import urlsafe_b64encode
-from datetime import UTC, datetime, time, timedelta
+from datetime import datetime, time
 from functools import lru_cache
 from typing import Any, get_origin
 
 from statecache.signal_errors import pass_on
 
 _MASKS = ("*" * 10, b"*" * 10)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_EXACT_S_MAX = 2**32
-"""The most seconds that a float holds to the microsecond."""
-_to_urlsafe = bytes.maketrans(b"+/", b"-_")
 
 
 def is_model(kind: Any) -> bool:
@@ -106,34 +98,6 @@ def is_masked(given: Any, got: Any) -> bool:
         return False
     hidden = got.get_secret_value() if hasattr(got, "get_secret_value") else got
     return hidden in _MASKS and given.get_secret_value() != hidden
-
-
-def misread(given: Any, got: Any) -> bool:
-    """Return whether bytes, a duration or a moment come back as what another form makes of what is written."""
-    if isinstance(given, (bytes, bytearray)) and isinstance(got, (bytes, bytearray)):
-        return given != got and not _texts_of(given).isdisjoint(_texts_of(got))
-    low, high = sorted((abs(_seconds_of(given)), abs(_seconds_of(got))))
-    return low != high and math.isclose(low * 1000, high, rel_tol=1e-9)
-
-
-def rounded(given: Any, got: Any) -> bool:
-    """Return whether a duration or a moment comes back otherwise as a float of seconds does not hold all of it."""
-    one, other = _seconds_of(given), _seconds_of(got)
-    return abs(one) > _EXACT_S_MAX and abs(one - other) < 0.001 and given != got
-
-
-def _texts_of(data: bytes | bytearray) -> set[bytes]:
-    """Return what bytes may be written as: as they are, as base64, as hexadecimal digits; each in one spelling."""
-    plain = bytes(data)
-    base64 = urlsafe_b64encode(plain).rstrip(b"=")
-    return {plain, plain.rstrip(b"=").translate(_to_urlsafe), plain.lower(), base64, plain.hex().encode()}
-
-
-def _seconds_of(value: Any) -> float:
-    """Return a duration, or a moment since 1970, in seconds; nan for any other value."""
-    if isinstance(value, datetime) and value.utcoffset() is not None:
-        value = value - _EPOCH
-    return value.total_seconds() if isinstance(value, timedelta) else math.nan
 
 
 def shifted(given: datetime | time, got: Any) -> bool:

@@ -72,11 +72,6 @@ class Schemas:
                 self.members[place] = schema_of(one.cls)
         self._known = frozenset({self.whole, *self.members.values()})
 
-    @property
-    def printable(self) -> bool:
-        """Whether Postgres can hold them as text, whatever the names of the classes."""
-        return all(one.isprintable() for one in self._known)
-
     def __bool__(self) -> bool:
         return bool(self.whole or self.members)
 

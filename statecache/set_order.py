@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import lru_cache
 from itertools import count, repeat
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -23,16 +23,14 @@ _UNKNOWN = object()
 _LEAVES = frozenset({str, int, float, bool, type(None), bytes})
 _SHAPES = frozenset({set, dict, tuple})
 _LISTS = frozenset({list, tuple})
-_TYPED = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"})
-"""The words of a JSON schema of which one is there where a type is."""
 
 
 def in_order(value: Any, write: Write, got: Any = _UNKNOWN) -> Any:
     """Return what is encoded as the value is, with each set as a list in order; itself where it holds no set.
 
     `write` encodes one part. `got` is what the value comes back as, where that is not as it is: parts that are equal
-    there hold no set and are not looked through. Pydantic's models are given back as they are where their types tell
-    of sets: `dump_in_order` is for what they dump.
+    there hold no set and are not looked through. Pydantic's models are given back as they are: `dump_in_order` is for
+    what they dump.
     """
     try:
         return _in_order(value, write, got)
@@ -43,8 +41,7 @@ def in_order(value: Any, write: Write, got: Any = _UNKNOWN) -> Any:
 def _in_order(value: Any, write: Write, got: Any) -> Any:
     shape = value.__class__ if value.__class__ in _SHAPES else _shape_of(value.__class__)
     if shape is set:
-        parts = [one if one.__class__ in _LEAVES else _in_order(one, write, _UNKNOWN) for one in value]
-        return sorted(parts, key=write) if value else value
+        return sorted([_in_order(member, write, _UNKNOWN) for member in value], key=write) if value else value
     if shape is dict:
         is_alike = got.__class__ is dict and [*value] == [*got]  # an heir may be iterated otherwise than it is encoded
         likes = got.values() if is_alike else repeat(_UNKNOWN)
@@ -54,10 +51,7 @@ def _in_order(value: Any, write: Write, got: Any) -> Any:
         likes = got if got.__class__ is list and value.__class__ in _LISTS else repeat(_UNKNOWN)
         changed = _changed(zip(count(), value, likes, strict=False), write)
         return [changed.get(at, part) for at, part in enumerate(value)] if changed else value
-    names = _fields_of(value.__class__)
-    if not names:
-        return _model_in_order(value) if _may_hide_sets(value.__class__) else value
-    changed = _changed(((name, getattr(value, name, None), _UNKNOWN) for name in names), write)
+    changed = _changed(((name, getattr(value, name, None), _UNKNOWN) for name in _fields_of(value.__class__)), write)
     return _copied(value, changed) if changed else value
 
 
@@ -110,103 +104,21 @@ def has_sets(model: Any) -> bool:
         return False
 
 
-@lru_cache(maxsize=1000)
-def _may_hide_sets(model: Any) -> bool:
-    """Return whether a class is a pydantic model without sets by its JSON schema, but with places for any value."""
-    try:
-        return is_model(model) and not has_sets(model) and _is_open(model.model_json_schema())
-    except Exception as error:  # what a user's own types raise
-        pass_on(error)
-        return True
-
-
-def _is_open(schema: Any) -> bool:
-    if not isinstance(schema, dict):
-        return schema is True
-    if _TYPED.isdisjoint(schema):
-        return True
-    places = [schema.get("items"), schema.get("additionalProperties")]
-    for name in ("properties", "$defs"):
-        places += schema.get(name, {}).values()
-    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        places += schema.get(name, ())
-    return any(map(_is_open, places))
-
-
 def dump_in_order(plain: Any, model: Any) -> Any:
-    """Return what a pydantic model dumps for JSON, with what is a set of it in order.
-
-    What the model itself has tells the sets within sets, for these are dumped in the order of their members. What it
-    dumps for Python tells what a serializer made a set.
-    """
+    """Return what a pydantic model dumps for JSON, with what is a set of it in order."""
     try:
-        plain = _as_held(plain, model)
-        return _as_dumped(plain, model.model_dump(by_alias=True, round_trip=True, warnings=False))
+        return _plain_in_order(plain, model.model_dump(by_alias=True, round_trip=True, warnings=False))
     except Exception as error:  # pydantic runs users' code, and some of it is for JSON alone
         pass_on(error)
         return plain
 
 
-def _model_in_order(model: Any) -> Any:
-    try:
-        plain = model.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
-    except Exception as error:  # pydantic runs users' code
-        pass_on(error)
-        return model
-    ordered = dump_in_order(plain, model)
-    return model if ordered == plain else ordered
-
-
-def _as_held(plain: Any, given: Any) -> Any:
-    """Return a dump with the sets in order that a model holds, and those within them."""
-    if isinstance(given, (set, frozenset)) and isinstance(plain, list) and len(given) == len(plain):
-        return sorted(map(_as_held, plain, given), key=msgspec.json.encode)
-    if is_model(given.__class__) and getattr(given, "__pydantic_root_model__", False):
-        return _as_held(plain, given.root) if _shown_names(given.__class__) else plain
-    if isinstance(plain, dict) and is_record(given.__class__):
-        held = {shown: (plain[shown], getattr(given, name, None)) for name, shown in _names_in(given) if shown in plain}
-        return {**plain, **{shown: _as_held(*pair) for shown, pair in held.items()}}
-    return _by_parts(plain, given, _as_held)
-
-
-def _as_dumped(plain: Any, given: Any) -> Any:
-    """Return a dump for JSON with those lists in order that are sets in one for Python."""
+def _plain_in_order(plain: Any, given: Any) -> Any:
     if isinstance(given, (set, frozenset)) and isinstance(plain, list):
         return sorted(plain, key=msgspec.json.encode)
-    return _by_parts(plain, given, _as_dumped)
-
-
-def _by_parts(plain: Any, given: Any, ordered: Callable[[Any, Any], Any]) -> Any:
     if isinstance(given, dict) and isinstance(plain, dict) and len(given) == len(plain):
-        return dict(zip(plain, map(ordered, plain.values(), given.values()), strict=True))
+        both = zip(plain.items(), given.values(), strict=True)
+        return {name: _plain_in_order(part, like) for (name, part), like in both}
     if isinstance(given, (list, tuple)) and isinstance(plain, list) and len(given) == len(plain):
-        return [*map(ordered, plain, given)]
+        return [_plain_in_order(part, like) for part, like in zip(plain, given, strict=True)]
     return plain
-
-
-def _names_in(record: Any) -> Iterable[tuple[str, str]]:
-    """Return the fields of a record within a model, each with the name by which it is dumped."""
-    kind = record.__class__
-    if is_model(kind):
-        return [*_shown_names(kind), *((name, name) for name in record.__pydantic_extra__ or ())]
-    decorated = getattr(kind, "__pydantic_decorators__", None)  # of a dataclass of pydantic's
-    own = decorated and (decorated.model_serializers or decorated.field_serializers)
-    return [] if own else [(name, name) for name in _fields_of(kind)]
-
-
-@lru_cache(maxsize=1000)
-def _shown_names(model: Any) -> list[tuple[str, str]]:
-    """Return the fields of a model that no serializer of its author writes, each with the name it is dumped by."""
-    decorated = model.__pydantic_decorators__
-    if decorated.model_serializers:
-        return []
-    written = {name for one in decorated.field_serializers.values() for name in one.info.fields}
-    return [
-        (name, field.serialization_alias or field.alias or name)
-        for name, field in model.model_fields.items()
-        if written.isdisjoint((name, "*")) and not _has_serializer(field.annotation, field.metadata)
-    ]
-
-
-def _has_serializer(annotation: Any, metadata: Iterable[Any] = ()) -> bool:
-    return any(hasattr(one, "when_used") or _has_serializer(one) for one in (*metadata, *get_args(annotation)))

@@ -3,13 +3,12 @@
 Most of it shows where the two are unequal, and only there is looked for it: NaN and infinities, which JSON makes null;
 bytes that become text; keys of a dict that become text, or the same text; keys that a type does not name; an
 instance of a subclass, which comes back as its base, without what the subclass adds; a number that a float cannot hold;
-the seconds of a UTC offset; a pydantic secret, written as asterisks; a field that its model writes by another name;
-bytes and times that it writes in another form than it reads them.
+the seconds of a UTC offset; a pydantic secret, written as asterisks; a field that its model writes by another name.
 
-What equality does not show, a type tells: a namedtuple is equal to a tuple (`tuple_slots`), and a class may pass over
-fields where it compares (`equality`). What only changes its form is let through: a defaultdict comes back as a dict,
-and where no type says what is there, a Struct comes back as a dict, a tuple or a set as a list, a UUID or an aware
-datetime as text.
+What equality does not show, a type tells: a namedtuple is equal to a tuple, so where a type has tuples, the classes of
+what stands there are looked at. What only changes its form is let through: a defaultdict comes back as a dict, and
+where no type says what is there, a Struct comes back as a dict, a tuple or a set as a list, a UUID or an aware datetime
+as text.
 """
 
 from __future__ import annotations
@@ -18,23 +17,16 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Collection, Iterator
-from datetime import datetime, time, timedelta
-from typing import Any
+from datetime import datetime, time
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import inspect
 
 from statecache.errors import CodecError
-from statecache.record_classes import (
-    is_masked,
-    is_model,
-    is_record,
-    is_same,
-    misread,
-    name_of,
-    rounded,
-    shifted,
-    unread_fields,
-)
+from statecache.record_classes import class_of, is_masked, is_model, is_record, is_same, name_of, shifted, unread_fields
 from statecache.signal_errors import pass_on
 
 NESTING_MAX = 200
@@ -52,12 +44,8 @@ _TEXT_KEYS = "its keys would come back as text; make text of them, or give a typ
 _UNNAMED = "readers would not get it, for its type does not name it; name it there, or leave it out"
 _UNREAD = "readers would get its default: the model writes it by a name by which it does not read it; use one for both"
 _MASKED = "readers would get asterisks, as pydantic writes a secret; give it a serializer that writes what it holds"
-_MISREAD = "readers would get others: the model writes it in a form in which it does not read it; use one for both"
-_ROUNDED = "a float cannot hold this to the microsecond; round it, or have the model write it as iso8601"
 _INEXACT = "a float cannot hold this number; round it, or give a type that says int"
 _BYTES = (bytes, bytearray, memoryview)
-_FORMED = frozenset({bytes, bytearray, timedelta, datetime})
-"""The classes of what a model may write in one form and read in another."""
 _SCALARS = frozenset({str, int, float, bool, type(None), bytes})
 _LEAVES = _SCALARS | {datetime, bytearray, memoryview}
 _CONTAINERS = (dict, list, tuple, set, frozenset)
@@ -72,11 +60,10 @@ Part = tuple[str, Any]
 Pair = tuple[str, Any, Any]
 
 
-def refuse_losses(value: Any, back: Any, key: str, *, typed: bool, trusts_equality: bool = True) -> None:
+def refuse_losses(value: Any, back: Any, key: str, *, typed: bool) -> None:
     """Raise CodecError for the first part of a value that would come back without what it holds.
 
-    `back` is what readers would get; `typed` says that they share a type with whoever writes. Parts that are equal are
-    passed over, unless equality is not to be trusted.
+    `back` is what readers would get; `typed` says that they share a type with whoever writes.
     """
     path: list[str] = []
     levels: list[Iterator[Pair]] = [iter([("", value, back)])]
@@ -96,7 +83,7 @@ def refuse_losses(value: Any, back: Any, key: str, *, typed: bool, trusts_equali
             reason = _UNREAD
         if reason:
             raise CodecError(key=key, path=spelled(path), reason=reason)
-        pairs = _pairs_of(given, got, alike=trusts_equality and len(levels) <= _ALIKE_LEVELS)
+        pairs = _pairs_of(given, got, alike=len(levels) <= _ALIKE_LEVELS)
         if pairs is None:
             path.pop()
             continue
@@ -120,8 +107,6 @@ def _loss(given: Any, got: Any, *, typed: bool) -> str:
         return _INEXACT
     if gets is str and isinstance(given, _BYTES):
         return _LOST_BYTES
-    if gets in _FORMED and (misread(given, got) or rounded(given, got)):
-        return _ROUNDED if rounded(given, got) else _MISREAD
     if isinstance(given, (datetime, time)):
         naive = NAIVE if isinstance(given, datetime) and given.utcoffset() is None else ""
         return _SHIFTED if shifted(given, got) else naive
@@ -150,12 +135,8 @@ def _pairs_of(given: Any, got: Any, *, alike: bool) -> list[Pair] | None:
         pairs = enumerate(zip(given, others, strict=True))
         return [(f"[{at}]", one, other) for at, (one, other) in pairs if one.__class__ not in _SCALARS or one != other]
     if isinstance(given, (set, frozenset)):
-        if not isinstance(got, (set, frozenset)):
-            return [("[...]", part, _UNKNOWN) for part in given]
-        twins = dict(zip(got, got, strict=True))
-        like = next(iter(twins), _UNKNOWN)
-        parts = [(part, twins.get(part, like)) for part in given]
-        return [("[...]", part, twin) for part, twin in parts if part.__class__ not in _SCALARS or part != twin]
+        like = next(iter(got), _UNKNOWN) if isinstance(got, (set, frozenset)) else _UNKNOWN
+        return [("[...]", part, like) for part in given if like is _UNKNOWN or part not in got]
     fields = _fields_of(given)
     if fields is None:
         return None
@@ -166,14 +147,12 @@ def _pairs_of(given: Any, got: Any, *, alike: bool) -> list[Pair] | None:
 
 def _pairs_of_dict(given: dict[Any, Any], found: Any) -> list[Pair]:
     pairs, odd = [], []
-    twins: dict[Any, Any] = {}
     got, is_whole = (found, len(found) == len(given)) if isinstance(found, dict) else _read_by(found)
     without = _UNKNOWN if is_whole else _LEFT_OUT
     for name, part in given.items():
         other = got.get(name, without)
         if name.__class__ is not str:
-            twins = twins or dict(zip(got, got, strict=True))
-            odd.append((step_of(name), name, twins.get(name, "")))
+            odd.append((step_of(name), name, name if name in got else ""))
             other = got.get(str(name), _UNKNOWN) if other is without else other
         if part.__class__ not in _SCALARS or part != other:
             pairs.append((step_of(name), part, other))
@@ -302,3 +281,119 @@ def message_of(error: Exception) -> str:
     text = _input_in_message.sub("", " ".join(str(error).split()))
     text += "; replace them" if isinstance(error, UnicodeEncodeError) else ""
     return text if isinstance(error, (TypeError, ValueError, OverflowError)) else f"{error.__class__.__name__}: {text}"
+
+
+class Slot:
+    """A place in a type where a tuple may stand, or below which one may stand.
+
+    `ways` lead from the values at this place to those one level below, for all values at once. `tuples` returns the
+    tuples that are attributes of a record of the class `owner` and have no tuples below them.
+    """
+
+    def __init__(self) -> None:
+        self.ways: list[tuple[Way, Slot]] = []
+        self.is_tuple = False
+        self.named: set[type] = set()
+        self.owner: type = object
+        self.tuples: Callable[[Any], tuple[Any, ...]] | None = None
+
+    def simplify(self) -> None:
+        """Replace the ways to tuples that have nothing below them by `tuples`, which gets all of them at once."""
+        flat = [one for one in self.ways if one[0].attribute and one[1].is_tuple and not one[1].ways]
+        if flat and not any(inner.named for _, inner in flat):
+            names = [way.attribute for way, _ in flat]
+            self.tuples, self.owner = attrgetter(*names, names[0]), flat[0][0].owner  # of one name it gives no tuple
+            self.ways = [one for one in self.ways if one not in flat]
+
+
+class Way(NamedTuple):
+    """How to get from values to those one level below: by an attribute of the records of one class, or otherwise."""
+
+    go: Callable[[list[Any]], list[Any]]
+    attribute: str = ""
+    owner: type = object
+
+
+def slot_of(kind: Any) -> Slot | None:
+    """Return the place at the top of a type, with the ways to its tuples; None where it has no tuples."""
+    slots: dict[int, Slot] = {}
+    top = _slot(inspect.type_info(kind), slots)
+    matter = {id(slot) for slot in slots.values() if slot.is_tuple}
+    for _ in slots:  # what leads to one of them, at most as many levels up as there are slots
+        matter |= {id(slot) for slot in slots.values() if any(id(inner) in matter for _, inner in slot.ways)}
+    for slot in slots.values():
+        slot.ways = [(way, inner) for way, inner in slot.ways if id(inner) in matter]
+    for slot in slots.values():
+        slot.simplify()
+    return top if id(top) in matter else None
+
+
+def refuse_namedtuples(value: Any, slot: Slot, key: str) -> None:
+    """Raise CodecError for a namedtuple, or another subclass of a tuple, that readers would get as a plain one."""
+    if odd := _odd_classes(value, slot):
+        for path, node in walk(value, key):
+            if node.__class__ in odd:
+                what = f"it is a {name_of(node.__class__)} and readers would get a tuple"
+                raise CodecError(key=key, path=spelled(path), reason=f"{what}; make a tuple of it")
+
+
+def _odd_classes(value: Any, slot: Slot) -> set[type]:
+    todo: list[tuple[list[Any], Slot]] = [([value], slot)]
+    while todo:
+        nodes, slot = todo.pop()
+        kinds = {*map(type, nodes)} - slot.named if slot.is_tuple else set()
+        if slot.tuples is not None:
+            owned = nodes if slot.owner is nodes[0].__class__ else [one for one in nodes if isinstance(one, slot.owner)]
+            kinds |= {*map(type, chain.from_iterable(map(slot.tuples, owned)))}
+        if kinds - _PLAIN and (odd := {kind for kind in kinds - _PLAIN if issubclass(kind, tuple)}):
+            return odd
+        todo += [(found, inner) for way, inner in slot.ways if (found := way.go(nodes))]
+    return set()
+
+
+def _slot(info: inspect.Type, slots: dict[int, Slot]) -> Slot:
+    if id(info) in slots:
+        return slots[id(info)]
+    slot = slots[id(info)] = Slot()
+    for member in info.types if isinstance(info, inspect.UnionType) else (info,):
+        slot.is_tuple |= isinstance(member, (inspect.NamedTupleType, inspect.TupleType, inspect.VarTupleType))
+        if isinstance(member, inspect.NamedTupleType):
+            slot.named.add(class_of(member))
+        slot.ways += [(way, _slot(inner, slots)) for way, inner in _ways_of(member)]
+    return slot
+
+
+def _ways_of(info: inspect.Type) -> list[tuple[Way, inspect.Type]]:
+    if isinstance(info, inspect.CollectionType):
+        return [(Way(_elements), info.item_type)]
+    if isinstance(info, inspect.DictType):
+        return [(Way(_values), info.value_type)]
+    if isinstance(info, inspect.TupleType):
+        return [(_item(at), inner) for at, inner in enumerate(info.item_types)]
+    if isinstance(info, inspect.NamedTupleType):
+        return [(_item(at), field.type) for at, field in enumerate(info.fields)]
+    if isinstance(info, inspect.TypedDictType):
+        return [(_entry(field.name), field.type) for field in info.fields]
+    if isinstance(info, (inspect.StructType, inspect.DataclassType)):
+        return [(_attribute(field.name, class_of(info)), field.type) for field in info.fields]
+    return []
+
+
+def _elements(nodes: list[Any]) -> list[Any]:
+    return [*chain.from_iterable(node for node in nodes if isinstance(node, (list, tuple, set, frozenset)))]
+
+
+def _values(nodes: list[Any]) -> list[Any]:
+    return [*chain.from_iterable(node.values() for node in nodes if isinstance(node, dict))]
+
+
+def _item(at: int) -> Way:
+    return Way(lambda nodes: [node[at] for node in nodes if isinstance(node, (list, tuple)) and len(node) > at])
+
+
+def _entry(name: str) -> Way:
+    return Way(lambda nodes: [node[name] for node in nodes if isinstance(node, dict) and name in node])
+
+
+def _attribute(name: str, owner: type) -> Way:
+    return Way(lambda nodes: [getattr(node, name) for node in nodes if isinstance(node, owner)], name, owner)

@@ -10,7 +10,6 @@ from uuid import UUID
 
 import msgspec
 import pytest
-import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,13 +42,6 @@ from tests.support.sample_values import (
     returned,
     stored,
 )
-
-
-class Backported(typing_extensions.TypedDict):
-    """One as pydantic asks for before Python 3.12."""
-
-    step: int
-
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
@@ -170,7 +162,6 @@ def test_structs_come_back_as_they_were(encoding: Encoding, value: Run) -> None:
         (Point, Point(1, 2.5)),
         (Message, {"role": "user", "content": "hi"}),
         (list[Message], [{"role": "user", "content": "hi"}]),
-        (Backported, {"step": 1}),
         (Colour, Colour.RED),
         (bytes, b"\x00\xff"),
         (dict[int, str], {1: "a"}),
@@ -291,15 +282,3 @@ def test_a_state_in_place_of_its_value_is_refused() -> None:
     )  # fmt: skip
     with pytest.raises(CodecError, match="it is a State; write its value"):
         stored(state)
-
-
-@both
-@pytest.mark.parametrize("name", ["Run\0", "Run\ud800"])
-def test_a_class_whose_name_postgres_cannot_hold_is_no_type_of_values(encoding: Encoding, name: str) -> None:
-    kind = msgspec.defstruct("Run", [("step", int)])
-    kind.__qualname__ = name
-    with pytest.raises(UsageError, match="cannot be stored") as caught:
-        codec_for(kind, encoding)
-    str(caught.value).encode()
-    assert returned(kind(1), encoding=encoding) == {"step": 1}
-    assert codec_for(encoding=encoding).of(kind(1)).schema == ""

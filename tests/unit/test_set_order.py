@@ -50,51 +50,6 @@ class Model(pydantic.BaseModel):
     inner: list[dict[str, set[int]]] = []
 
 
-class Point(pydantic.BaseModel, frozen=True):
-    at: int
-    near: frozenset[int] = frozenset()
-
-
-class Nested(pydantic.BaseModel):
-    pairs: set[tuple[frozenset[int], ...]] = set()
-    sets: frozenset[frozenset[int]] = frozenset()
-    points: set[Point] = pydantic.Field(default=set(), alias="thePoints")
-    inner: list[Nested] = []
-
-
-def _nested(first: Any, second: Any) -> Any:
-    """Return a model with sets whose members, and sets within them, were added in the orders of two sets."""
-    points = [Point(at=at, near=frozenset(second)) for at in first]
-    return Nested(
-        pairs={(frozenset(second), frozenset([at])) for at in first},
-        sets=frozenset([frozenset(second), *(frozenset([at]) for at in first)]),
-        thePoints=points,  # type: ignore[arg-type]
-    )
-
-
-class Loose(pydantic.BaseModel, extra="allow"):
-    any: Any = None
-    rest: dict[str, Any] = {}
-
-
-class Closed(pydantic.BaseModel):
-    """One whose only places without a type are in an optional and in a tuple."""
-
-    maybe: Any | None = None
-    pair: tuple[int, Any] = (1, None)
-
-
-class Reversed(pydantic.BaseModel):
-    """One that writes lists of its own for its sets, and a set for a list."""
-
-    tags: set[tuple[int, int] | frozenset[int]] = set()
-    names: list[str] = []
-
-    @pydantic.field_serializer("tags")
-    def _in_reverse(self, tags: Any) -> Any:
-        return sorted((list(tag) for tag in tags), key=str, reverse=True)
-
-
 CASES: list[tuple[Any, list[Any]]] = [
     (set[int], SAME),
     (frozenset[frozenset[int]], FROZEN),
@@ -108,15 +63,6 @@ CASES: list[tuple[Any, list[Any]]] = [
     (list[Plain], [[Plain(one)] for one in SAME]),
     (Model, [Model(tags=one, inner=[{"x": one}]) for one in SAME]),
     (list[Model], [[Model(tags=one)] for one in SAME]),
-    (Nested, [_nested(one, one) for one in SAME]),
-    (Nested, [_nested(one, other) for one, other in zip(SAME, reversed(SAME), strict=True)]),
-    (Nested, [Nested(inner=[_nested(one, one)]) for one in SAME]),
-    (list[Nested], [[_nested(one, one)] for one in SAME]),
-    (Any, [Loose(any={"deep": {(frozenset(one), 1)}}) for one in SAME]),
-    (Any, [[Loose(rest={"deep": [one]})] for one in SAME]),
-    (Any, [Closed(maybe=one) for one in SAME]),
-    (Any, [Closed(pair=(1, one)) for one in SAME]),
-    (Any, [{"a": Loose.model_validate({"more": one})} for one in SAME]),
 ]
 
 
@@ -171,9 +117,3 @@ def test_a_dictionary_that_is_iterated_otherwise_than_it_is_encoded_is_looked_th
     value = OrderedDict[str, Any](short=[1], long=[1, 2, {8, 0}])
     value.move_to_end("short")
     assert codec_for(Any).encode(value, key="a/1", bytes_max=1000)[0] == b'{"long":[1,2,[0,8]],"short":[1]}'
-
-
-@both
-def test_what_a_serializer_makes_of_a_set_is_not_taken_for_its_members(encoding: Encoding) -> None:
-    value = Reversed(tags={(2, 1), (4, 3), (9, 8), frozenset([5, 6])})
-    assert returned(value, Reversed, encoding).tags >= {(2, 1), (4, 3), (9, 8)}

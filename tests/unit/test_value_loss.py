@@ -14,8 +14,7 @@ import pytest
 from statecache import AgentRun
 from statecache.codec import codec_for
 from statecache.model import Encoding
-from statecache.tuple_slots import slot_of
-from statecache.value_loss import NESTING_MAX
+from statecache.value_loss import NESTING_MAX, slot_of
 from tests.support.calls import calls_of
 from tests.support.sample_values import (
     AWARE,
