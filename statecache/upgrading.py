@@ -59,13 +59,13 @@ class UpgradingCodec(Codec):
                 raise CodecError(key=key, verb="decoded", reason=reason) from error
         if self._class is not None and isinstance(value, self._class):
             return value
-        return self._read_of(value, key, version, form_of(encoding or self.encoding))
+        return self._read_of(value, key, version, form_of(encoding or ""))
 
     def _read_of(self, value: Any, key: str, version: int, stored: str) -> Any:
         """Return upgraded data as the type, in the form that they were stored in, or in one that holds them."""
         first: CodecError | None = None
         forms: tuple[Encoding, ...] = ("json", "msgpack")
-        for form in sorted(forms, key=lambda form: form != stored):
+        for form in sorted(forms, key=lambda form: (form != stored, form != self.encoding)):
             try:
                 upgraded, _ = codec_for(Any, form).encode(value, key=key, bytes_max=VALUE_BYTES_MAX)
                 return super().decode(upgraded, key=key, encoding=form, schema=self.schema)

@@ -267,7 +267,7 @@ class View(Generic[D]):
     def refuse_to_drop(self, record: Record, type: Any = None) -> None:  # noqa: A002
         """Raise SchemaNewer where a record that was read with this type holds more than the type knows."""
         codec = self.codec if type is None else codec_for(type, self.policy.encoding)
-        if codec.schema != record.schema and record.exists:
+        if record.exists and not codec.schemas.knows(record.schema):
             codec.refuse_to_drop(record.value, key=record.key, encoding=record.encoding, schema=record.schema)
 
     def committed_state(self, write: Write, committed: Committed, at: int) -> State[Any]:

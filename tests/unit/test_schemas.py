@@ -220,7 +220,6 @@ class Done(msgspec.Struct, tag=True):
         (Shelf[Run] | None, Shelf((), None), Shelf[Run]),  # type: ignore[arg-type]
         (Message | None, {"role": "a", "content": "b"}, Message),
         (Order | None, Order(id=1), Order),
-        (Done | None, Done(), Done),
         (Done | Tagged, Done(), Done),
         (Done | Tagged, Tagged("a"), Tagged),
         (Annotated[Account | None, msgspec.Meta(description="whose")], ACCOUNT, Account),
@@ -253,7 +252,6 @@ def test_what_the_schemas_of_a_union_say(stored: str, verdict: str) -> None:
     tagged = msgspec.defstruct("Refund", [("amount", int)], tag=True)
     tagged.__schema_version__ = 2  # type: ignore[attr-defined]
     assert Schemas(tagged | Done).judge(stored) == verdict
-    assert Schemas(Done | None).judge("Walk@9#aa") == "look"
     assert not Schemas(int | None)
     assert Schemas(int | None).judge(stored) == "free"
 
@@ -263,7 +261,7 @@ def test_a_version_that_is_none_is_refused_where_the_type_is_named(version: Any)
     kind = release("Odd", version, amount=(int,))
     with memory(shards=1) as cache:
         for kinds in (kind, kind | None):
-            with pytest.raises(UsageError, match="wrongly: the __schema_version__ of Odd is not an integer from 0"):
+            with pytest.raises(UsageError, match="__schema_version__ of Odd is not an integer from 0"):
                 cache.namespace("odd", type=kinds)
         with pytest.raises(UsageError, match="__schema_version__ of Odd"):
             cache.set(KEY, kind(1))

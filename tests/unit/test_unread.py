@@ -9,7 +9,7 @@ from dataclasses import make_dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from hashlib import sha256
-from time import process_time
+from time import perf_counter
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -173,26 +173,12 @@ def test_sets_of_all_kinds_are_read_whole(encoding: Encoding, kind: Any, value: 
     assert _refused(old, new, writes, encoding) == "$.more"
 
 
-def test_a_member_has_all_parts_of_what_it_was_read_of_and_no_others() -> None:
-    for read in ({(1, 2)}, {(2,)}, {frozenset({1, 2})}, {frozenset({3})}, {1}, {None}, {K1(1)}):
-        assert left_out(read, [[1]]).startswith("$[...]")
-    for other in ({T1(2)}, {K1(1)}, {U(1)}, {(1,)}, {"a"}, {frozenset({1})}, {Colour.RED}):
-        assert left_out(other, [{"type": "T", "a": 1}]).startswith("$[...]")
-    lengths = {(T2(1, 7),) * at for at in range(5)}
-    assert _refused(set[tuple[T1, ...]], set[tuple[T2, ...]], lengths, "json") == "$[...][0].z"
-
-
 def test_a_set_of_thousands_is_compared_in_a_moment() -> None:
-    new = msgspec.defstruct("K", [("b", int, 0), ("a", int, 0), ("of", str, "")], frozen=True)
-
-    def seconds(count: int) -> float:
-        data = msgspec.json.encode([{"a": at % 3, "of": str(at)} for at in range(count)])
-        read, plain = msgspec.json.decode(data, type=set[new]), msgspec.json.decode(data)
-        before = process_time()
-        assert left_out(read, plain) == ""
-        return process_time() - before
-
-    assert min(seconds(4000) for _ in range(3)) < 30 * min(seconds(500) for _ in range(3))
+    new = msgspec.defstruct("K", [("b", int, 0), ("a", int), ("at", UUID, UUID(int=0))], frozen=True, kw_only=True)
+    data = msgspec.json.encode([{"a": at % 3, "at": UUID(int=at)} for at in range(3000)])
+    before = perf_counter()
+    assert left_out(msgspec.json.decode(data, type=set[new]), msgspec.json.decode(data)) == ""
+    assert perf_counter() - before < 5
 
 
 def _aliased(**config: Any) -> Any:
