@@ -26,10 +26,9 @@ from statecache.errors import CodecError, LimitExceeded, SchemaNewer, UsageError
 from statecache.expiry import form_of
 from statecache.model import VALUE_BYTES_MAX, Encoding, State
 from statecache.record_classes import is_model, is_record, is_same, name_of
-from statecache.schemas import Schemas, version_of, versions
+from statecache.schemas import judged, left_out, schema_of, versions
 from statecache.set_order import dump_in_order, has_sets, in_order
 from statecache.signal_errors import pass_on
-from statecache.unread import left_out
 from statecache.value_loss import (
     NAIVE,
     NESTING_MAX,
@@ -70,7 +69,7 @@ class Codec:
 
     __slots__ = (
         "_class", "_dated", "_open", "_read", "_readers", "_sets", "_slot", "_suspect", "_write", "encoding", "schema",
-        "schemas", "type",
+        "type",
     )  # fmt: skip
 
     def __init__(self, type: Any = Any, *, encoding: Encoding = "json") -> None:  # noqa: A002
@@ -84,13 +83,10 @@ class Codec:
             self._readers = {name: _reader_of(self.type, name) for name in _may_be_naive}
             self._dated, self._open, self._sets = _traits_of(self.type)
             self._slot = None if self.type is Any else slot_of(self.type)
-            self.schemas = Schemas(self.type)
-        except UsageError:
-            raise
+            self.schema = schema_of(self.type)
         except Exception as error:  # type hints of users raise anything
             pass_on(error)
             raise UsageError(f"values of type {name_of(type)} cannot be stored: {error}") from error
-        self.schema = self.schemas.whole
         self._read = self._readers[encoding]
         self._suspect = _suspect_of(encoding, self._dated)
 
@@ -106,7 +102,6 @@ class Codec:
         try:
             return codec_for(kind, self.encoding)
         except UsageError:
-            version_of(kind)
             return self
 
     def encode(self, value: Any, *, key: str, bytes_max: int, beside: int = 0) -> tuple[bytes, Any]:
@@ -193,7 +188,7 @@ class Codec:
 
     def refuse_to_drop(self, data: bytes, *, key: str, encoding: str, schema: str) -> None:
         """Raise SchemaNewer where writing this type over data of that schema would drop fields."""
-        verdict, path = self.schemas.judge(schema), ""
+        verdict, path = judged(schema, self.schema), ""
         if verdict == "look":
             plain = codec_for(Any).decode(data, key=key, encoding=encoding)
             path = left_out(self.decode(data, key=key, encoding=encoding), plain)

@@ -38,36 +38,6 @@ def name_of(kind: Any) -> str:
     return kind.__qualname__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
 
 
-def is_root(kind: Any) -> bool:
-    """Return whether a class is a pydantic RootModel, which is stored as what it holds."""
-    return getattr(kind, "__pydantic_root_model__", False) is True
-
-
-@lru_cache(maxsize=1000)
-def read_ways(kind: Any) -> tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...]:
-    """Return the fields of a pydantic model or dataclass, each with the paths by which it is read, the first first.
-
-    A dataclass may be read by msgspec too, which goes by names. What a model writes by a serializer of its own under
-    a name that it gave a field is taken for that field; so is the name of a computed field.
-    """
-    config = getattr(kind, "model_config", None)
-    by_name = config is None or config.get("validate_by_name") or config.get("populate_by_name")
-    found = []
-    for name, field in kind.__pydantic_fields__.items():
-        ways: list[tuple[Any, ...]] = []
-        if config is None or config.get("validate_by_alias", True):
-            alias = field.validation_alias or field.alias or name
-            ways = [
-                (way,) if isinstance(way, str) else tuple(way.path)
-                for way in (alias.choices if hasattr(alias, "choices") else [alias])
-            ]
-        ways += [(name,)] if by_name or not ways else []
-        if kind.__pydantic_decorators__.model_serializers and field.serialization_alias:
-            ways.append((field.serialization_alias,))
-        found.append((name, tuple(ways)))
-    return (*found, *((name, ((name,),)) for name in kind.__pydantic_decorators__.computed_fields))
-
-
 @lru_cache(maxsize=1000)
 def unread_fields(kind: Any) -> frozenset[str]:
     """Return the fields of a pydantic model that it writes by names by which it does not read them."""

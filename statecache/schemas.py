@@ -9,32 +9,27 @@ would be gone. So whoever writes over what it has read, and what has another sch
     same class, a higher version    is refused: somebody has said that it is newer
     anything else                   is refused where the value has something that the type leaves out, and only there
 
-Where a type is a union, all of this is about the class that the value has: it is written with the schema of that, and
-data of a class are judged by the member of its name. What is of the union as a whole, as it was written before, or as
-None is, is looked at.
-
 What is read without a type is read whole, and what is written without being read is meant as it is.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import sys
-from collections.abc import Collection
-from typing import Any, Literal, NamedTuple, get_origin
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
+import msgspec
 from msgspec import inspect
 
-from statecache.errors import UsageError
-from statecache.field_names import names_in
-from statecache.record_classes import class_of, is_model, name_of
+from statecache.record_classes import is_model, is_record
+from statecache.value_loss import step_of
 
-VERSION_MAX = 2**63 - 1
-"""The highest `__schema_version__`."""
 _FINGERPRINT_DIGITS = 8
-_VERSION = "Say __schema_version__ = 2 in the class; a dataclass or a Struct says it of a ClassVar[int]."
-_RECORDS = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType, inspect.NamedTupleType)
-Verdict = Literal["free", "newer", "look"]
+_PLAIN = frozenset({str, int, float, bool, type(None), bytes})
+
+Pair = tuple[str, Any, Any]
 
 
 class Schema(NamedTuple):
@@ -52,93 +47,28 @@ class Schema(NamedTuple):
         return cls(name, int(version), fingerprint) if version.isdecimal() else cls(stem, 0, fingerprint)
 
 
-class Schemas:
-    """The schemas of a type: `whole` is its own, `members` those of the classes that it is a union of.
-
-    A value of a union is written as its own class, whose version counts, and not as the union.
-    """
-
-    __slots__ = ("_known", "members", "whole")
-
-    def __init__(self, kind: Any) -> None:
-        self.whole = schema_of(kind)
-        self.members: dict[type, str] = {}
-        union = None if kind is Any else inspect.type_info(kind)
-        while isinstance(union, inspect.Metadata):
-            union = union.type
-        for one in union.types if isinstance(union, inspect.UnionType) else ():
-            if isinstance(one, _RECORDS) or (isinstance(one, inspect.CustomType) and is_model(one.cls)):
-                place = dict if isinstance(one, inspect.TypedDictType) else class_of(one)
-                self.members[place] = schema_of(one.cls)
-        self._known = frozenset({self.whole, *self.members.values()})
-
-    def __bool__(self) -> bool:
-        return bool(self.whole or self.members)
-
-    def of(self, value: object) -> str:
-        """Return the schema that a value of this type is written with."""
-        return self.members.get(value.__class__, self.whole) if self.members else self.whole
-
-    def knows(self, stored: object) -> bool:
-        """Return whether what was written with a schema was written as this type, or as a class of this union."""
-        return stored in self._known
-
-    def judge(self, stored: str) -> Verdict:
-        """Return whether what this type read of data of a schema may be written over them, as far as schemas say.
-
-        `free`: yes. `newer`: no, a newer release wrote it. `look`: they do not say, so compare the data.
-        """
-        if not self or self.knows(stored):
-            return "free"
-        name = Schema.parse(stored).name
-        alike = [one for one in self.members.values() if name and same_class(stored, one)]
-        if self.members and not alike:
-            return "look"
-        verdicts = {judged(stored, one) for one in alike or [self.whole]}
-        return verdicts.pop() if len(verdicts) == 1 else "look"
-
-
 def schema_of(kind: Any) -> str:
-    """Return the schema of a type, as it is stored; empty for plain data. Raises UsageError for a wrong version."""
-    names = sorted(names_in(kind))
+    """Return the schema of a type, as it is stored; empty for plain data."""
+    names = sorted(_names_in(kind))
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:_FINGERPRINT_DIGITS]
     fingerprint = f"#{digest}" if names else ""
     owner = get_origin(kind) or kind
     if not isinstance(owner, type) or owner.__module__.partition(".")[0] in sys.stdlib_module_names:
         return fingerprint
-    return f"{owner.__qualname__}@{version_of(owner)}{fingerprint}"
+    return f"{owner.__qualname__}@{getattr(owner, '__schema_version__', 1)}{fingerprint}"
 
 
-def version_of(kind: Any) -> int:
-    """Return the `__schema_version__` of a class, 1 where it has none; raise UsageError for what is no version."""
-    version = getattr(kind, "__schema_version__", 1)
-    if not isinstance(version, int) or isinstance(version, bool) or not 0 <= version <= VERSION_MAX:
-        wrong = f"the __schema_version__ of {name_of(kind)} is not an integer from 0 to 2**63 - 1"
-        raise UsageError(wrong, hint=_VERSION)
-    return int(version)
+def judged(stored: str, ours: str) -> Literal["free", "newer", "look"]:
+    """Return whether data of the schema `stored` may be overwritten by what a type of the schema `ours` read of it.
 
-
-def judged(stored: str, ours: str) -> Verdict:
-    """Return whether data of the schema `stored` may be overwritten by what a type of the schema `ours` read of it."""
+    `free`: yes. `newer`: no, a newer release wrote it. `look`: the schemas do not say, so compare the data.
+    """
     if stored == ours or not ours:
         return "free"
     there, here = Schema.parse(stored), Schema.parse(ours)
     if here.name and there.name == here.name and there.version != here.version:
         return "newer" if there.version > here.version else "free"
     return "look"
-
-
-def common(schemas: Collection[str]) -> str:
-    """Return the schema of plain data that were made of data of several: of their class and version, if all agree.
-
-    Without a fingerprint it is no type's own, so whoever writes over it compares the data.
-    """
-    if len(schemas) < 2:
-        return next(iter(schemas), "")
-    parsed = [Schema.parse(one) for one in schemas]
-    first = parsed[0]
-    agree = first.name and all(one[:2] == first[:2] for one in parsed)
-    return f"{first.name}@{first.version}#" if agree else ""
 
 
 def same_class(stored: str, ours: str) -> bool:
@@ -157,3 +87,134 @@ def versions(stored: str, ours: str) -> str:
     if there.version > here.version:
         return f"{names}, which is older: read it where the newer release runs"
     return f"{names}: give namespace() an upgrade= from version {there.version} on"
+
+
+def left_out(value: Any, plain: Any) -> str:
+    """Return the path of the first part of stored data that a type did not read; empty where it read all of it.
+
+    `plain` is the data without a type, `value` what the type made of it.
+    """
+    levels: list[tuple[str, Iterator[Pair]]] = [("$", iter([("", value, plain)]))]
+    while levels:
+        path, pairs = levels[-1]
+        pair = next(pairs, None)
+        if pair is None:
+            levels.pop()
+            continue
+        step, read, stored = pair
+        if stored.__class__ in _PLAIN or read is None:
+            continue
+        extra, inner = _compared(read, stored)
+        if extra is not None:
+            return f"{path}{step}{extra}"
+        levels.append((path + step, iter(inner)))
+    return ""
+
+
+def _compared(read: Any, stored: Any) -> tuple[str | None, Iterable[Pair]]:
+    """Return the step to what was not read, or None; and the parts of both to compare next."""
+    if read.__class__ is stored.__class__ and read == stored:
+        return None, ()
+    if isinstance(stored, dict):
+        known = _fields_of(read)
+        if known is not None:
+            extra = next((name for name in stored if name not in known), None)
+            pairs = [(step_of(name), known[name], part) for name, part in stored.items() if name in known]
+            return (None if extra is None else step_of(extra)), pairs
+        if isinstance(read, dict):
+            if len(read) < len(stored):
+                return step_of(next((name for name in stored if name not in read), "?")), ()
+            return None, [
+                (step_of(name), part, other) for (name, other), part in zip(stored.items(), read.values(), strict=False)
+            ]
+        return None, ()
+    if not isinstance(stored, (list, tuple)):
+        return None, ()
+    if isinstance(read, msgspec.Struct):  # stored as an array
+        tag = read.__struct_config__.tag is not None
+        read = ([None] if tag else []) + [getattr(read, name) for name in read.__struct_fields__]
+    if isinstance(read, (set, frozenset)):
+        like = next(iter(read), None)
+        return None, [("[...]", like, part) for part in stored]
+    if not isinstance(read, (list, tuple)):
+        return None, ()
+    extra = f"[{len(read)}]" if len(stored) > len(read) else None
+    return extra, [(f"[{at}]", part, other) for at, (part, other) in enumerate(zip(read, stored, strict=False))]
+
+
+def _fields_of(node: Any) -> dict[str, Any] | None:
+    """Return the fields that a record has read, by the names under which they are stored; None for other values."""
+    kind = node.__class__
+    if isinstance(node, msgspec.Struct):
+        names = zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
+        fields = {shown: getattr(node, name, None) for shown, name in names}
+        tag = kind.__struct_config__.tag_field
+        return fields if tag is None else fields | {tag: None}
+    if is_model(kind):
+        fields = {shown: getattr(node, name, None) for name, shown in _names_of_model(kind)}
+        return fields | (getattr(node, "__pydantic_extra__", None) or {})
+    if not is_record(kind):
+        return None
+    members = dataclasses.fields(node) if dataclasses.is_dataclass(node) else kind.__attrs_attrs__
+    return {one.name: getattr(node, one.name, None) for one in members}
+
+
+def _names_of_model(kind: Any) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a model and the names under which they may be stored."""
+    for name, field in kind.model_fields.items():
+        yield name, name
+        for alias in (field.alias, field.validation_alias, field.serialization_alias):
+            if isinstance(alias, str):
+                yield name, alias
+    for name in kind.model_computed_fields:
+        yield name, name
+
+
+def _names_in(kind: Any) -> set[str]:
+    """Return the names of the stored fields of all records within a type, each behind its class's name.
+
+    A TypedDict is named itself: a schema without that is of a value that may hold more keys than its type names.
+    """
+    names: set[str] = set()
+    seen: dict[object, Any] = {}
+    todo: list[Any] = [] if kind is Any else [inspect.type_info(kind)]
+    while todo:
+        info = todo.pop()
+        known = getattr(info, "cls", None) or id(info)
+        if known not in seen:
+            seen[known] = info
+            owner = get_origin(known) or known
+            if isinstance(info, inspect.TypedDictType) and isinstance(owner, type):
+                names.add(f"{owner.__qualname__}, whole")
+            for name, part in _parts_of(info):
+                names |= {f"{owner.__qualname__}.{name}"} if name and isinstance(owner, type) else set()
+                todo += [] if part is None else [part]
+    return names
+
+
+def _parts_of(info: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the types within a type, each with the name of its field or an empty text."""
+    if isinstance(info, (inspect.StructType, inspect.DataclassType, inspect.TypedDictType, inspect.NamedTupleType)):
+        ordered = isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False)
+        for at, field in enumerate(info.fields):
+            yield f"{at} {field.encode_name}" if ordered else field.encode_name, field.type
+    elif isinstance(info, inspect.CustomType):
+        model: Any = info.cls
+        for name, field in model.model_fields.items() if is_model(model) else ():
+            yield name, None
+            for part in _records_in(field.annotation):
+                yield "", inspect.type_info(part)
+    else:
+        for name in info.__struct_fields__:
+            parts = getattr(info, name)
+            for part in parts if isinstance(parts, tuple) else (parts,):
+                if isinstance(part, inspect.Type):
+                    yield "", part
+
+
+def _records_in(annotation: Any) -> Iterator[Any]:
+    """Yield the record types that an annotation of a model names."""
+    if is_record(annotation):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _records_in(part)

@@ -210,7 +210,7 @@ class AsyncTransaction(Generic[D]):
             return
         codec = self._view.codec.of(value)
         typed = codec is self._view.codec
-        if codec.schemas and (typed or same_class(record.schema, codec.schema)):
+        if codec.schema and (typed or same_class(record.schema, codec.schema)):
             with suppress(CodecError):
                 self._view.refuse_to_drop(record, None if typed else codec.type)
 

@@ -147,8 +147,10 @@ class View(Generic[D]):
         elif over is not None and over.exists and len(over.encoding) > PLAIN_MAX:
             encoding = ending(encoding, expires_at(over.encoding))
         data, seen = codec.encode(value, key=key, bytes_max=self.value_bytes_max)
-        schema = codec.schemas.of(value)
-        if not schema and value.__class__ is not dict:
+        schema = codec.schema
+        if type is not None and schema[:1] in ("", "#"):  # a union, for instance: a record is of its own class
+            schema = codec_for(Any, codec.encoding).of(value).schema or schema
+        elif not schema and value.__class__ is not dict:
             schema = codec.of(value).schema
         return Write(
             key=key,
@@ -267,7 +269,7 @@ class View(Generic[D]):
     def refuse_to_drop(self, record: Record, type: Any = None) -> None:  # noqa: A002
         """Raise SchemaNewer where a record that was read with this type holds more than the type knows."""
         codec = self.codec if type is None else codec_for(type, self.policy.encoding)
-        if record.exists and not codec.schemas.knows(record.schema):
+        if codec.schema != record.schema and record.exists:
             codec.refuse_to_drop(record.value, key=record.key, encoding=record.encoding, schema=record.schema)
 
     def committed_state(self, write: Write, committed: Committed, at: int) -> State[Any]:

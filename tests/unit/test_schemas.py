@@ -4,35 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from enum import IntEnum
 from hashlib import sha256
-from typing import Annotated, Any, TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 import pydantic
 import pytest
 
-from statecache import SchemaNewer, UsageError
+from statecache import SchemaNewer
 from statecache.codec import codec_for
 from statecache.model import Encoding
-from statecache.schemas import Schema, Schemas, common, judged, schema_of
-from statecache.testing import memory
-from statecache.unread import left_out
+from statecache.schemas import Schema, judged, left_out, schema_of
 from tests.support.releases import NEW, OLD, release
-from tests.support.sample_values import (
-    ACCOUNT,
-    KEY,
-    Account,
-    Basket,
-    Colour,
-    Message,
-    OpenOrder,
-    Order,
-    Run,
-    Shelf,
-    Tree,
-    both,
-)  # fmt: skip
+from tests.support.sample_values import KEY, Account, Basket, Colour, Message, OpenOrder, Order, Run, Shelf, Tree, both
 
 
 @pytest.mark.parametrize(
@@ -171,138 +155,3 @@ def test_a_newer_release_may_do_without_fields_where_its_version_says_so() -> No
         codec_for(same).refuse_to_drop(data, key=KEY, encoding="json", schema=schema)
     with pytest.raises(SchemaNewer, match="which is newer than Run@1"):
         codec_for(OLD).refuse_to_drop(b'{"goal":"x"}', key=KEY, encoding="json", schema=codec_for(newer).schema)
-
-
-R1, R2 = (release("Refund", version, amount=(int,)) for version in (1, 2))
-
-
-@both
-@pytest.mark.parametrize("kinds", [(R1 | None, R2 | None), (R1 | int, R2 | str)])
-def test_the_version_of_a_class_counts_where_the_type_is_a_union_with_it(encoding: Encoding, kinds: Any) -> None:
-    with memory(shards=1) as cache:
-        old, new = (cache.namespace("runs", type=kind, encoding=encoding) for kind in kinds)
-        state = new.set("42", R2(500))
-        assert state.schema == schema_of(R2)
-        read = old.get("42")
-        with pytest.raises(SchemaNewer, match="Refund@2"):
-            old.update("42", lambda refund: refund)
-        with pytest.raises(SchemaNewer, match="Refund@2"):
-            old.set("42", R1(1), expected=read)
-        with pytest.raises(SchemaNewer, match="Refund@2"), old.transaction("42") as tx:
-            tx.set("42", R1(1))
-        with pytest.raises(SchemaNewer, match="Refund@2"):
-            cache.update("runs/42", lambda refund: refund, type=kinds[0])
-        assert new.update("42", lambda refund: R2(refund.amount + 1)).schema == schema_of(R2)
-        assert cache.update("runs/42", lambda refund: refund, type=kinds[1]).schema == schema_of(R2)
-        assert old.set("42", R1(5)).schema == schema_of(R1)
-        assert new.update("42", lambda refund: R2(refund.amount * 100)).value == R2(500)
-
-
-def test_what_was_written_as_a_union_is_still_written_over() -> None:
-    data, old, new = b'{"amount":5}', codec_for(R1 | None), codec_for(R2 | None)
-    assert old.schema == new.schema == schema_of(R1 | None)
-    assert old.schema.startswith("#")
-    for codec in (old, new, codec_for(R2)):
-        codec.refuse_to_drop(data, key=KEY, encoding="json", schema=old.schema)
-    with pytest.raises(SchemaNewer, match=r"does not know \$.more"):
-        new.refuse_to_drop(b'{"amount":5,"more":1}', key=KEY, encoding="json", schema="#0")
-
-
-class Done(msgspec.Struct, tag=True):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("kind", "value", "written"),
-    [
-        (Run | None, Run(1), Run),
-        (Run | None, None, Run | None),
-        (Shelf[Run] | None, Shelf((), None), Shelf[Run]),  # type: ignore[arg-type]
-        (Message | None, {"role": "a", "content": "b"}, Message),
-        (Order | None, Order(id=1), Order),
-        (Done | Tagged, Done(), Done),
-        (Done | Tagged, Tagged("a"), Tagged),
-        (Annotated[Account | None, msgspec.Meta(description="whose")], ACCOUNT, Account),
-        (list[Run] | None, [Run(1)], list[Run] | None),
-        (Run, Run(1), Run),
-    ],
-)
-def test_a_value_of_a_union_is_written_as_its_class(kind: Any, value: Any, written: Any) -> None:
-    schemas = Schemas(kind)
-    assert schemas.of(value) == schema_of(written)
-    assert schemas.knows(schemas.of(value))
-    assert schemas.judge(schemas.of(value)) == "free"
-    assert bool(schemas)
-
-
-@pytest.mark.parametrize(
-    ("stored", "verdict"),
-    [
-        ("Refund@3#aa", "newer"),
-        ("Refund@1#aa", "free"),
-        ("Refund@2#aa", "look"),
-        ("Done@1", "free"),
-        ("Done@1#aa", "look"),
-        ("Walk@9#aa", "look"),
-        ("#aa", "look"),
-        ("", "look"),
-    ],
-)
-def test_what_the_schemas_of_a_union_say(stored: str, verdict: str) -> None:
-    tagged = msgspec.defstruct("Refund", [("amount", int)], tag=True)
-    tagged.__schema_version__ = 2  # type: ignore[attr-defined]
-    assert Schemas(tagged | Done).judge(stored) == verdict
-    assert not Schemas(int | None)
-    assert Schemas(int | None).judge(stored) == "free"
-
-
-@pytest.mark.parametrize("version", ["1.2", "2", 1.5, None, True, -1, 2**63, 10**400, "x@y#z", [1]])
-def test_a_version_that_is_none_is_refused_where_the_type_is_named(version: Any) -> None:
-    kind = release("Odd", version, amount=(int,))
-    with memory(shards=1) as cache:
-        for kinds in (kind, kind | None):
-            with pytest.raises(UsageError, match="__schema_version__ of Odd is not an integer from 0"):
-                cache.namespace("odd", type=kinds)
-        with pytest.raises(UsageError, match="__schema_version__ of Odd"):
-            cache.set(KEY, kind(1))
-        assert cache.get(KEY) is None
-        cache.set(KEY, {"amount": 1})
-        with pytest.raises(UsageError, match="__schema_version__ of Odd"):
-            cache.get(KEY, type=kind)
-
-
-@pytest.mark.parametrize("version", [0, 1, 20261130, 2**63 - 1, IntEnum("Number", "ONE TWO").TWO])  # type: ignore[attr-defined]
-def test_every_integer_from_0_is_a_version(version: int) -> None:
-    assert schema_of(release("Even", version)) == f"Even@{int(version)}"
-
-
-@pytest.mark.parametrize(
-    ("schemas", "schema"),
-    [
-        (["Run@1#aa"], "Run@1#aa"),
-        (["Run@1#aa", "Run@1#bb"], "Run@1#"),
-        (["Run@1#aa", "Run@2#aa"], ""),
-        (["Run@1#aa", "Walk@1#aa"], ""),
-        (["#aa", "#bb"], ""),
-        (["Run@1#aa", ""], ""),
-        ([], ""),
-    ],
-)
-def test_what_is_made_of_several_is_of_the_class_and_version_of_all(schemas: list[str], schema: str) -> None:
-    assert common(schemas) == schema
-    assert judged("Run@1#", "Run@1") == "look"
-
-
-def test_what_was_merged_without_a_type_is_upgraded_as_its_version() -> None:
-    with memory(shards=1) as cache:
-        cache.set("runs/main", OLD("a", 1))
-        cache.branch("runs/main", "runs/side")
-        cache.set("runs/side", NEW("a", 1, 7.5))
-        cache.set("runs/main", OLD("b", 1))
-        state = cache.merge("runs/side", "runs/main")
-        assert (state.value, state.schema) == ({"goal": "b", "steps": 1, "budget": 7.5}, "Run@1#")
-        newest = release("Run", version=2, aim=(str,))
-        runs = cache.namespace("runs", type=newest, upgrade={1: lambda run: {"aim": run["goal"]}})
-        assert runs.get("main").value == newest("b")  # type: ignore[union-attr]
-        with pytest.raises(SchemaNewer, match="budget"):
-            cache.namespace("runs", type=OLD).update("main", lambda run: run)

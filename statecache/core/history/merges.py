@@ -27,7 +27,6 @@ from statecache.history_errors import MergeConflict
 from statecache.rules.ancestry import Three
 from statecache.rules.provenance import Provenance
 from statecache.rules.three_way import merged
-from statecache.schemas import common
 
 if TYPE_CHECKING:
     from statecache.core.history.merge_bases import Base, Decide, Side
@@ -113,7 +112,7 @@ async def _write(
 
 
 def _plain_write(view: View[Any], ours: Record, sides: Sequence[Side], value: Any) -> Write:
-    """Return the write of merged plain data: as the view's type, or like ours, with what the schemas agree in."""
+    """Return the write of merged plain data: as the view's type, or encoded like ours, with the schema of all three."""
     if is_typed(view):
         form: Encoding = view.codec.encoding
         value = with_lists(value, view.codec.type)
@@ -126,7 +125,7 @@ def _plain_write(view: View[Any], ours: Record, sides: Sequence[Side], value: An
     like = view.write_of(ours.key, b"" if view.codec.encoding == "raw" else None, expected=ours.tip, over=ours)
     return replace(
         like, value=data, seen=seen, encoding=form + like.encoding[len(form_of(like.encoding)) :],
-        schema=common(schemas),
+        schema=ours.schema if len(schemas) == 1 else "",
     )  # fmt: skip
 
 
