@@ -29,14 +29,13 @@ from statecache.record_classes import is_model, is_record, is_same, name_of
 from statecache.schemas import judged, left_out, schema_of, versions
 from statecache.set_order import dump_in_order, has_sets, in_order
 from statecache.signal_errors import pass_on
+from statecache.tuple_slots import refuse_namedtuples, slot_of
 from statecache.value_loss import (
     NAIVE,
     NESTING_MAX,
     message_of,
     refuse_bad_parts,
     refuse_losses,
-    refuse_namedtuples,
-    slot_of,
     spelled,
     step_of,
     walk,

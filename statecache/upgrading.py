@@ -13,12 +13,15 @@ from typing import Any
 
 from statecache.codec import Codec, codec_for
 from statecache.errors import CodecError, UsageError
+from statecache.expiry import form_of
 from statecache.model import VALUE_BYTES_MAX, Encoding, Upgrade
 from statecache.schemas import Schema
 from statecache.signal_errors import pass_on
 from statecache.value_loss import message_of
 
 _HINT = "Say upgrade={1: from_1_to_2} for a class with __schema_version__ = 2."
+_VERSION_MAX = 2**63 - 1
+"""The highest version that upgrade= may name."""
 
 
 class UpgradingCodec(Codec):
@@ -33,10 +36,10 @@ class UpgradingCodec(Codec):
             raise UsageError("upgrade= needs type=, a class that has a version", hint=_HINT)
         self._version = ours.version
         self._steps = dict(upgrade) if isinstance(upgrade, Mapping) else {}
-        if not self._steps or not all(isinstance(at, int) and callable(step) for at, step in self._steps.items()):
+        if not self._steps or not all(_is_version(at) and callable(step) for at, step in self._steps.items()):
             raise UsageError("upgrade= is a dictionary of versions and functions", hint=_HINT)
         first, known = min(self._steps), self._steps.keys()
-        if first < 0 or known != {*range(first, self._version)}:
+        if first < 0 or max(known) != self._version - 1 or len(known) != self._version - first:
             told = f"{', '.join(map(str, sorted(known)))} of a class whose version is {self._version}"
             raise UsageError(f"upgrade= is for {told}; it takes every version from the first to the last", hint=_HINT)
 
@@ -48,8 +51,7 @@ class UpgradingCodec(Codec):
         version = Schema.parse(schema).version
         if version not in self._steps:
             return super().decode(data, key=key, encoding=encoding, schema=schema)
-        plain = codec_for(Any, self.encoding)
-        value = plain.decode(data, key=key, encoding=encoding)
+        value = codec_for(Any).decode(data, key=key, encoding=self.encoding if encoding is None else encoding)
         for at in range(version, self._version):
             try:
                 value = self._steps[at](value)
@@ -59,12 +61,21 @@ class UpgradingCodec(Codec):
                 raise CodecError(key=key, verb="decoded", reason=reason) from error
         if self._class is not None and isinstance(value, self._class):
             return value
-        upgraded, _ = plain.encode(value, key=key, bytes_max=VALUE_BYTES_MAX)
-        try:
-            return super().decode(upgraded, key=key, schema=self.schema)
-        except CodecError as error:
-            reason = f"its upgrade from version {version} made what does not fit: {error.reason}"
-            raise CodecError(key=key, path=error.path, verb="decoded", reason=reason) from error
+        return self._read_of(value, key, version, form_of(encoding or ""))
+
+    def _read_of(self, value: Any, key: str, version: int, stored: str) -> Any:
+        """Return upgraded data as the type, in the form that they were stored in, or in one that holds them."""
+        first: CodecError | None = None
+        forms: tuple[Encoding, ...] = ("json", "msgpack")
+        for form in sorted(forms, key=lambda form: (form != stored, form != self.encoding)):
+            try:
+                upgraded, _ = codec_for(Any, form).encode(value, key=key, bytes_max=VALUE_BYTES_MAX)
+                return super().decode(upgraded, key=key, encoding=form, schema=self.schema)
+            except CodecError as error:
+                first = first or error
+        assert first is not None
+        reason = f"its upgrade from version {version} made what does not fit: {first.reason}"
+        raise CodecError(key=key, path=first.path, verb="decoded", reason=reason) from first
 
     def reader(self, encoding: str) -> None:
         """Return nothing: what reads the bytes depends on what they were written as."""
@@ -73,3 +84,7 @@ class UpgradingCodec(Codec):
         """Raise SchemaNewer where writing this type over data of that schema would drop what no upgrade has read."""
         if Schema.parse(schema).version not in self._steps:
             super().refuse_to_drop(data, key=key, encoding=encoding, schema=schema)
+
+
+def _is_version(at: Any) -> bool:
+    return isinstance(at, int) and not isinstance(at, bool) and at <= _VERSION_MAX

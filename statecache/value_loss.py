@@ -5,10 +5,9 @@ bytes that become text; keys of a dict that become text, or the same text; keys 
 instance of a subclass, which comes back as its base, without what the subclass adds; a number that a float cannot hold;
 the seconds of a UTC offset; a pydantic secret, written as asterisks; a field that its model writes by another name.
 
-What equality does not show, a type tells: a namedtuple is equal to a tuple, so where a type has tuples, the classes of
-what stands there are looked at. What only changes its form is let through: a defaultdict comes back as a dict, and
-where no type says what is there, a Struct comes back as a dict, a tuple or a set as a list, a UUID or an aware datetime
-as text.
+What equality does not show, a type tells: a namedtuple is equal to a tuple (`tuple_slots`). What only changes its form
+is let through: a defaultdict comes back as a dict, and where no type says what is there, a Struct comes back as a dict,
+a tuple or a set as a list, a UUID or an aware datetime as text.
 """
 
 from __future__ import annotations
@@ -18,15 +17,12 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator
 from datetime import datetime, time
-from itertools import chain
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-from msgspec import inspect
 
 from statecache.errors import CodecError
-from statecache.record_classes import class_of, is_masked, is_model, is_record, is_same, name_of, shifted, unread_fields
+from statecache.record_classes import is_masked, is_model, is_record, is_same, name_of, shifted, unread_fields
 from statecache.signal_errors import pass_on
 
 NESTING_MAX = 200
@@ -281,119 +277,3 @@ def message_of(error: Exception) -> str:
     text = _input_in_message.sub("", " ".join(str(error).split()))
     text += "; replace them" if isinstance(error, UnicodeEncodeError) else ""
     return text if isinstance(error, (TypeError, ValueError, OverflowError)) else f"{error.__class__.__name__}: {text}"
-
-
-class Slot:
-    """A place in a type where a tuple may stand, or below which one may stand.
-
-    `ways` lead from the values at this place to those one level below, for all values at once. `tuples` returns the
-    tuples that are attributes of a record of the class `owner` and have no tuples below them.
-    """
-
-    def __init__(self) -> None:
-        self.ways: list[tuple[Way, Slot]] = []
-        self.is_tuple = False
-        self.named: set[type] = set()
-        self.owner: type = object
-        self.tuples: Callable[[Any], tuple[Any, ...]] | None = None
-
-    def simplify(self) -> None:
-        """Replace the ways to tuples that have nothing below them by `tuples`, which gets all of them at once."""
-        flat = [one for one in self.ways if one[0].attribute and one[1].is_tuple and not one[1].ways]
-        if flat and not any(inner.named for _, inner in flat):
-            names = [way.attribute for way, _ in flat]
-            self.tuples, self.owner = attrgetter(*names, names[0]), flat[0][0].owner  # of one name it gives no tuple
-            self.ways = [one for one in self.ways if one not in flat]
-
-
-class Way(NamedTuple):
-    """How to get from values to those one level below: by an attribute of the records of one class, or otherwise."""
-
-    go: Callable[[list[Any]], list[Any]]
-    attribute: str = ""
-    owner: type = object
-
-
-def slot_of(kind: Any) -> Slot | None:
-    """Return the place at the top of a type, with the ways to its tuples; None where it has no tuples."""
-    slots: dict[int, Slot] = {}
-    top = _slot(inspect.type_info(kind), slots)
-    matter = {id(slot) for slot in slots.values() if slot.is_tuple}
-    for _ in slots:  # what leads to one of them, at most as many levels up as there are slots
-        matter |= {id(slot) for slot in slots.values() if any(id(inner) in matter for _, inner in slot.ways)}
-    for slot in slots.values():
-        slot.ways = [(way, inner) for way, inner in slot.ways if id(inner) in matter]
-    for slot in slots.values():
-        slot.simplify()
-    return top if id(top) in matter else None
-
-
-def refuse_namedtuples(value: Any, slot: Slot, key: str) -> None:
-    """Raise CodecError for a namedtuple, or another subclass of a tuple, that readers would get as a plain one."""
-    if odd := _odd_classes(value, slot):
-        for path, node in walk(value, key):
-            if node.__class__ in odd:
-                what = f"it is a {name_of(node.__class__)} and readers would get a tuple"
-                raise CodecError(key=key, path=spelled(path), reason=f"{what}; make a tuple of it")
-
-
-def _odd_classes(value: Any, slot: Slot) -> set[type]:
-    todo: list[tuple[list[Any], Slot]] = [([value], slot)]
-    while todo:
-        nodes, slot = todo.pop()
-        kinds = {*map(type, nodes)} - slot.named if slot.is_tuple else set()
-        if slot.tuples is not None:
-            owned = nodes if slot.owner is nodes[0].__class__ else [one for one in nodes if isinstance(one, slot.owner)]
-            kinds |= {*map(type, chain.from_iterable(map(slot.tuples, owned)))}
-        if kinds - _PLAIN and (odd := {kind for kind in kinds - _PLAIN if issubclass(kind, tuple)}):
-            return odd
-        todo += [(found, inner) for way, inner in slot.ways if (found := way.go(nodes))]
-    return set()
-
-
-def _slot(info: inspect.Type, slots: dict[int, Slot]) -> Slot:
-    if id(info) in slots:
-        return slots[id(info)]
-    slot = slots[id(info)] = Slot()
-    for member in info.types if isinstance(info, inspect.UnionType) else (info,):
-        slot.is_tuple |= isinstance(member, (inspect.NamedTupleType, inspect.TupleType, inspect.VarTupleType))
-        if isinstance(member, inspect.NamedTupleType):
-            slot.named.add(class_of(member))
-        slot.ways += [(way, _slot(inner, slots)) for way, inner in _ways_of(member)]
-    return slot
-
-
-def _ways_of(info: inspect.Type) -> list[tuple[Way, inspect.Type]]:
-    if isinstance(info, inspect.CollectionType):
-        return [(Way(_elements), info.item_type)]
-    if isinstance(info, inspect.DictType):
-        return [(Way(_values), info.value_type)]
-    if isinstance(info, inspect.TupleType):
-        return [(_item(at), inner) for at, inner in enumerate(info.item_types)]
-    if isinstance(info, inspect.NamedTupleType):
-        return [(_item(at), field.type) for at, field in enumerate(info.fields)]
-    if isinstance(info, inspect.TypedDictType):
-        return [(_entry(field.name), field.type) for field in info.fields]
-    if isinstance(info, (inspect.StructType, inspect.DataclassType)):
-        return [(_attribute(field.name, class_of(info)), field.type) for field in info.fields]
-    return []
-
-
-def _elements(nodes: list[Any]) -> list[Any]:
-    return [*chain.from_iterable(node for node in nodes if isinstance(node, (list, tuple, set, frozenset)))]
-
-
-def _values(nodes: list[Any]) -> list[Any]:
-    return [*chain.from_iterable(node.values() for node in nodes if isinstance(node, dict))]
-
-
-def _item(at: int) -> Way:
-    return Way(lambda nodes: [node[at] for node in nodes if isinstance(node, (list, tuple)) and len(node) > at])
-
-
-def _entry(name: str) -> Way:
-    return Way(lambda nodes: [node[name] for node in nodes if isinstance(node, dict) and name in node])
-
-
-def _attribute(name: str, owner: type) -> Way:
-    return Way(lambda nodes: [getattr(node, name) for node in nodes if isinstance(node, owner)], name, owner)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -11,6 +13,7 @@ from pydantic import BaseModel
 
 from statecache import CodecError, SchemaNewer, UsageError
 from statecache.codec import codec_for
+from statecache.expiry import ending
 from statecache.model import Encoding
 from statecache.testing import memory
 from statecache.upgrading import UpgradingCodec
@@ -70,6 +73,60 @@ def test_every_version_is_read_as_the_newest(value: Any, stored: Encoding, ours:
     reads.refuse_to_drop(data, key="k", encoding=stored, schema=wrote.schema)
 
 
+class Blob1(msgspec.Struct):
+    """What has bytes, and numbers as keys."""
+
+    __schema_version__ = 1
+    blob: bytes
+    by_number: dict[int, str] = {}
+
+
+class Blob2(msgspec.Struct):
+    """The next release's."""
+
+    __schema_version__ = 2
+    data: bytes
+    by_number: dict[int, str] = {}
+    count: int = 0
+
+
+def _renamed(blob: Any) -> Any:
+    return {"data": blob["blob"], "by_number": blob["by_number"], "count": 1}
+
+
+@pytest.mark.parametrize("stored", ["json", "msgpack"])
+@pytest.mark.parametrize("ours", ["json", "msgpack"])
+def test_bytes_and_keys_are_upgraded_in_the_form_that_they_are_stored_in(stored: Encoding, ours: Encoding) -> None:
+    wrote = codec_for(Blob1, stored)
+    data, _ = wrote.encode(Blob1(b"\xff\0", {7: "x"}), key="k", bytes_max=999)
+    reads = UpgradingCodec(Blob2, {1: _renamed}, encoding=ours)
+    for encoding in (stored, ending(stored, datetime(2030, 1, 1, tzinfo=UTC))):
+        assert reads.decode(data, key="k", encoding=encoding, schema=wrote.schema) == Blob2(b"\xff\0", {7: "x"}, 1)
+
+
+@pytest.mark.parametrize("stored", ["json", "msgpack"])
+@pytest.mark.parametrize("ours", ["json", "msgpack"])
+@pytest.mark.parametrize("given", [b"\xff\0", "/wA="])
+def test_an_upgrade_gives_bytes_in_either_form(stored: Encoding, ours: Encoding, given: Any) -> None:
+    wrote = codec_for(V1, stored)
+    data, _ = wrote.encode(V1("g", "l"), key="k", bytes_max=999)
+    reads = UpgradingCodec(Blob2, {1: lambda _: {"data": given}}, encoding=ours)
+    assert reads.decode(data, key="k", encoding=stored, schema=wrote.schema) == Blob2(b"\xff\0")
+
+
+def test_a_version_may_be_a_date() -> None:
+    dated: Any = msgspec.defstruct("Dated", [("a", int)])
+    dated.__schema_version__ = 2**62
+    began = perf_counter()
+    with pytest.raises(UsageError, match="every version from the first to the last"):
+        UpgradingCodec(dated, {1: from_1}, encoding="json")
+    with pytest.raises(UsageError, match="a dictionary of versions"):
+        UpgradingCodec(dated, {10**5000: from_1}, encoding="json")
+    assert perf_counter() - began < 1
+    reads = UpgradingCodec(dated, {2**62 - 1: from_1, 2**62 - 2: lambda one: one}, encoding="json")
+    assert reads.decode(b'{"goal":"g","left":"","a":1}', key="k", schema=f"Dated@{2**62}#0") == dated(1)
+
+
 def test_version_0_is_what_was_written_without_a_type() -> None:
     reads = UpgradingCodec(V3, {0: lambda text: {"goal": text, "left": "look pay"}, **UPGRADE}, encoding="json")
     assert reads.decode(b'"refund"', key="k", encoding="json") == NOW
@@ -121,6 +178,8 @@ def test_what_is_newer_is_never_upgraded_nor_written_over() -> None:
         (V3, {-1: from_1, 0: from_1, **UPGRADE}, "every version"),
         (V3, {1: from_1, 2: "no function"}, "a dictionary of versions"),
         (V1, {1: from_1}, "every version"),
+        (V2, {True: from_1}, "a dictionary of versions"),
+        (V3, {1: from_1, 3: from_2}, "every version"),
         (V2, from_1, "a dictionary of versions"),
         (V2, [from_1], "a dictionary of versions"),
         (Any, {1: from_1}, "needs type="),

@@ -14,7 +14,8 @@ import pytest
 from statecache import AgentRun
 from statecache.codec import codec_for
 from statecache.model import Encoding
-from statecache.value_loss import NESTING_MAX, slot_of
+from statecache.tuple_slots import slot_of
+from statecache.value_loss import NESTING_MAX
 from tests.support.calls import calls_of
 from tests.support.sample_values import (
     AWARE,
