@@ -313,3 +313,21 @@ async def test_a_worker_that_is_told_to_stop_says_that_an_old_primary_was_not_re
     assert await runner.task == LEFT
     (stopped,) = log.of("stopped")
     assert stopped["left"] is None
+
+
+async def test_an_old_primary_that_becomes_a_replica_as_the_address_is_dialled_goes_on_no_more(
+    story: Story, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its address leads there still, so nothing else will tell."""
+    await story.give_shards_back()
+    await story.begin_epoch()
+    async with working(story.worker):
+        await until(lambda: log.of("split_brain"))
+        monkeypatch.setattr(story.worker.primary._split_brain, "look", _nothing_more)
+        story.shard.raw(story.old).execute_command("REPLICAOF", "127.0.0.1", story.new.port)
+        await until(lambda: log.of("split_brain_over"))
+    assert not story.worker.primary.told
+
+
+async def _nothing_more(*_: object) -> bool:
+    return False

@@ -119,16 +119,19 @@ class Primary:
             await self._waker.close()
 
     async def _move(self, moved: Moved) -> None:
-        """Work on the new connection, and have what the old primary takes kept on the old one."""
+        """Work on the new connection, and have what the old primary takes kept on the old one.
+
+        All of that is done before anything is awaited: whoever is cancelled meanwhile leaves no connection behind.
+        """
         say("address_moved", left=moved.left, server=moved.server)
-        self.link = moved.link
+        watch, self._split_brain, self.link = self._split_brain, self._watch(), moved.link
+        over = [self._left.pop(server) for server in (moved.left, moved.server) if server in self._left]
+        over += [self._left.pop(server) for server, (task, _) in [*self._left.items()] if task.done()]
+        self._left[moved.left] = asyncio.create_task(watch.stay(moved.old), name="old primary"), watch
+        self._rescued += sum(one.rescued for _, one in over)
         self._changed()
         await self._leave_waker()
-        ended = [server for server, (task, _) in self._left.items() if task.done()]
-        for server in {moved.left, moved.server, *ended}:
-            await self._end(server)
-        watch, self._split_brain = self._split_brain, self._watch()
-        self._left[moved.left] = asyncio.create_task(watch.stay(moved.old), name="old primary"), watch
+        await _ended([task for task, _ in over])
 
     async def look_beside(self, database: Database, *, hindered: bool) -> bool:
         """Keep a piece of what an old primary takes, and dial again where the server is one, or where hindered.
@@ -138,7 +141,12 @@ class Primary:
         assert self.link is not None
         more = await self._split_brain.look(self.link, database)
         if self.told or hindered:
-            await self.redial.ask(self.link)
+            try:
+                await self.redial.ask(self.link)
+            except RedisUnavailable as error:
+                if error.reason == "role":
+                    self._split_brain.end()  # it has been made a replica
+                raise
         return more
 
     async def wait(self, watched: Sequence[Holding], *, seconds: float) -> Woken:
@@ -153,21 +161,18 @@ class Primary:
             whisper("not_woken", detail=str(error))
             return Woken([], False)
 
-    async def _end(self, server: str) -> None:
-        """Leave an old primary for good."""
-        if server in self._left:
-            task, watch = self._left[server]
-            task.cancel()
-            await asyncio.wait([task])
-            del self._left[server]
-            self._rescued += watch.rescued
-
     async def close(self) -> None:
         """Close every connection."""
         await self.redial.stop()
-        for server in list(self._left):
-            await self._end(server)
+        await _ended([task for task, _ in self._left.values()])
         for link in (self.link, self._waker):
             if link is not None:
                 with contextlib.suppress(OSError):
                     await link.close()
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

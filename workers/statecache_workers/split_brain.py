@@ -80,6 +80,12 @@ class SplitBrain:
         self._next = self._monotonic() + (0.0 if more else self._settings.lease_renew_s)
         return more
 
+    def end(self) -> None:
+        """Note that the server is no primary any more."""
+        if self.told:
+            self.told = ""
+            say("split_brain_over")
+
     def look_soon(self) -> None:
         """End a pause between two looks."""
         self._soon.set()
@@ -96,8 +102,8 @@ class SplitBrain:
             await link.close()
         if self.told and self._is_primary:
             alarm("not_rescued", detail=f"{why}; what that server takes from now on is kept nowhere: {self.told}")
-        elif self.told:
-            say("split_brain_over")
+        else:
+            self.end()
 
     async def _stayed(self, link: Link) -> str:
         """Keep a piece, and pause where there is no more; return why that was not possible."""
