@@ -365,10 +365,10 @@ async def test_a_worker_that_may_not_look_for_forgotten_states_says_so_and_goes_
     worker.refresh()
     run = worker.flusher.streams.run
 
-    async def refused(link: Any, commands: Any) -> Any:
+    async def refused(link: Any, commands: Any, **more: Any) -> Any:
         if commands[0][0] == "SCAN":
             raise RedisUnavailable("refused", detail="NOPERM this user has no permissions to run the 'scan' command")
-        return await run(link, commands)
+        return await run(link, commands, **more)
 
     monkeypatch.setattr(worker.flusher.streams, "run", refused)
     await flush(worker)

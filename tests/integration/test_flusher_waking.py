@@ -61,9 +61,9 @@ async def test_whom_a_commit_wakes_reads_heads_and_entries_in_one_exchange_heads
     exchanges: list[list[str]] = []
     run = worker.flusher.streams.run
 
-    async def noted(link: Any, commands: Any) -> Any:
+    async def noted(link: Any, commands: Any, **more: Any) -> Any:
         exchanges.append([command[0] for command in commands])
-        return await run(link, commands)
+        return await run(link, commands, **more)
 
     with monkeypatch.context() as patched:
         patched.setattr(worker.flusher.streams, "run", noted)
@@ -186,9 +186,9 @@ def _exchanges(patch: pytest.MonkeyPatch, worker: Worker) -> list[list[str]]:
     exchanges: list[list[str]] = []
     run = worker.flusher.streams.run
 
-    async def noted(link: Any, commands: Any) -> Any:
+    async def noted(link: Any, commands: Any, **more: Any) -> Any:
         exchanges.append([command[0] for command in commands])
-        return await run(link, commands)
+        return await run(link, commands, **more)
 
     patch.setattr(worker.flusher.streams, "run", noted)
     return exchanges
