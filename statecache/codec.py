@@ -26,14 +26,17 @@ from statecache.errors import CodecError, LimitExceeded, SchemaNewer, UsageError
 from statecache.expiry import form_of
 from statecache.model import VALUE_BYTES_MAX, Encoding, State
 from statecache.record_classes import is_model, is_record, is_same, name_of
-from statecache.schemas import judged, left_out, schema_of, versions
+from statecache.schemas import judged, known_to, schema_of, versions
 from statecache.set_order import dump_in_order, has_sets, in_order
 from statecache.signal_errors import pass_on
 from statecache.tuple_slots import refuse_namedtuples, slot_of
+from statecache.unread import Twin
 from statecache.value_loss import (
     NAIVE,
     NESTING_MAX,
+    is_deep,
     message_of,
+    openers_in,
     refuse_bad_parts,
     refuse_losses,
     spelled,
@@ -53,8 +56,6 @@ _may_be_naive = {
     "json": re.compile(rb"-\d\d[Tt ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?![\d:.Zz+-])").search,
     "msgpack": re.compile(rb"-\d\d[Tt ]\d\d:\d\d").search,
 }
-_not_openers = bytes({*range(256)} - {*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF})
-"""The bytes that do not begin a container in msgpack; a value has at most as many levels as the others occur in it."""
 _END_OF_INFINITY = b"\xf0\0\0\0\0\0\0"
 _place_in_message = re.compile(r" - at (?:`key` in )?`(\$[^`]*)`$").search
 
@@ -63,12 +64,12 @@ class Codec:
     """A converter between values of one type and bytes of one encoding; threads may share it.
 
     `type` is what msgspec decodes or a pydantic model; Any, None and object store plain data. `schema` is what readers
-    know a type by (see `schemas`), and empty for Python's own.
+    know a type by (see `schemas`), and empty for Python's own; `known` are those of values that this type reads whole.
     """
 
     __slots__ = (
-        "_class", "_dated", "_open", "_read", "_readers", "_sets", "_slot", "_suspect", "_write", "encoding", "schema",
-        "type",
+        "_class", "_dated", "_open", "_read", "_readers", "_sets", "_slot", "_suspect", "_twin", "_write", "encoding",
+        "known", "schema", "type",
     )  # fmt: skip
 
     def __init__(self, type: Any = Any, *, encoding: Encoding = "json") -> None:  # noqa: A002
@@ -83,9 +84,11 @@ class Codec:
             self._dated, self._open, self._sets = _traits_of(self.type)
             self._slot = None if self.type is Any else slot_of(self.type)
             self.schema = schema_of(self.type)
+            self.known = known_to(self.type)
         except Exception as error:  # type hints of users raise anything
             pass_on(error)
             raise UsageError(f"values of type {name_of(type)} cannot be stored: {error}") from error
+        self._twin: Twin | None = None
         self._read = self._readers[encoding]
         self._suspect = _suspect_of(encoding, self._dated)
 
@@ -102,6 +105,12 @@ class Codec:
             return codec_for(kind, self.encoding)
         except UsageError:
             return self
+
+    def schema_for(self, value: object) -> str:
+        """Return the schema to write a value with: its class's own where this type is none, or a union of several."""
+        if value.__class__ is dict or not (self.type is Any or len(self.known) > 1):
+            return self.schema
+        return codec_for(Any, self.encoding).of(value).schema or self.schema
 
     def encode(self, value: Any, *, key: str, bytes_max: int, beside: int = 0) -> tuple[bytes, Any]:
         """Return the bytes to store, and the value that readers get; raise CodecError or LimitExceeded.
@@ -154,7 +163,7 @@ class Codec:
             self._refuse(value, key, error)
         if self._suspect is not None and self._suspect(data):
             self._refuse_bad_parts(value, key)
-        if self._open and _openers_in(data, self.encoding) > NESTING_MAX:
+        if self._open and openers_in(data, self.encoding) > NESTING_MAX:
             self._refuse_nesting(data, back, key)
         return data, back
 
@@ -187,12 +196,18 @@ class Codec:
 
     def refuse_to_drop(self, data: bytes, *, key: str, encoding: str, schema: str) -> None:
         """Raise SchemaNewer where writing this type over data of that schema would drop fields."""
-        verdict, path = judged(schema, self.schema), ""
+        if not self.schema or schema in self.known:
+            return
+        ours, path = self.schema, ""
+        if len(self.known) > 1:
+            ours = self.schema_for(self.decode(data, key=key, encoding=encoding))
+        verdict = judged(schema, ours)
         if verdict == "look":
-            plain = codec_for(Any).decode(data, key=key, encoding=encoding)
-            path = left_out(self.decode(data, key=key, encoding=encoding), plain)
+            self.decode(data, key=key, encoding=encoding)
+            self._twin = self._twin or Twin(self.type)
+            path = self._twin.left_out(codec_for(Any).decode(data, key=key, encoding=encoding))
         if verdict == "newer" or path:
-            raise SchemaNewer(key, stored=schema, ours=self.schema, path=path)
+            raise SchemaNewer(key, stored=schema, ours=ours, path=path)
 
     def _refuse(self, value: Any, key: str, error: Exception) -> NoReturn:
         pass_on(error)
@@ -210,7 +225,7 @@ class Codec:
 
     def _refuse_nesting(self, data: bytes, back: Any, key: str) -> None:
         plain = back if self.type is Any else codec_for(Any, self.encoding)._read(data)
-        if _is_deep(plain):
+        if is_deep(plain):
             self._refuse_bad_parts(plain, key)
 
 
@@ -343,27 +358,6 @@ def _suspect_of(encoding: str, dated: bool) -> Callable[[bytes], object] | None:
     if encoding == "json":
         return may_be_naive
     return lambda data: _END_OF_INFINITY in data or (may_be_naive is not None and may_be_naive(data))
-
-
-def _openers_in(data: bytes, encoding: str) -> int:
-    """Return an upper bound of a value's levels of nesting: the number of bytes that may begin a container."""
-    if encoding == "json":
-        return data.count(b"[") + data.count(b"{")
-    return len(data.translate(None, _not_openers))
-
-
-def _is_deep(plain: Any) -> bool:
-    level = [plain] if plain.__class__ is dict or plain.__class__ is list else []
-    for _ in range(NESTING_MAX):
-        level = [
-            part
-            for node in level
-            for part in (node.values() if node.__class__ is dict else node)
-            if part.__class__ is dict or part.__class__ is list
-        ]
-        if not level:
-            return False
-    return True
 
 
 def _error_of(error: Any, key: str, verb: str, *, more: str = "") -> CodecError:

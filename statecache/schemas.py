@@ -14,22 +14,19 @@ What is read without a type is read whole, and what is written without being rea
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from collections.abc import Collection, Iterator
+from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-import msgspec
 from msgspec import inspect
 
 from statecache.record_classes import is_model, is_record
-from statecache.value_loss import step_of
+from statecache.signal_errors import pass_on
 
 _FINGERPRINT_DIGITS = 8
-_PLAIN = frozenset({str, int, float, bool, type(None), bytes})
-
-Pair = tuple[str, Any, Any]
 
 
 class Schema(NamedTuple):
@@ -58,6 +55,12 @@ def schema_of(kind: Any) -> str:
     return f"{owner.__qualname__}@{getattr(owner, '__schema_version__', 1)}{fingerprint}"
 
 
+def known_to(kind: Any) -> frozenset[str]:
+    """Return the schemas of values that a type reads whole: its own, and those of the classes of a union."""
+    classes = [part for part in _members_of(kind) if is_record(get_origin(part) or part)]
+    return frozenset(map(schema_of, [kind, *classes]))
+
+
 def judged(stored: str, ours: str) -> Literal["free", "newer", "look"]:
     """Return whether data of the schema `stored` may be overwritten by what a type of the schema `ours` read of it.
 
@@ -69,6 +72,17 @@ def judged(stored: str, ours: str) -> Literal["free", "newer", "look"]:
     if here.name and there.name == here.name and there.version != here.version:
         return "newer" if there.version > here.version else "free"
     return "look"
+
+
+def common(schemas: Collection[str]) -> str:
+    """Return the schema of plain data that were made of those of several: of their class and version, if all agree.
+
+    Without a fingerprint it is no type's own, so whoever writes over it compares the data.
+    """
+    first = Schema.parse(next(iter(schemas), ""))
+    if len(schemas) < 2 or not first.name or any(Schema.parse(one)[:2] != first[:2] for one in schemas):
+        return next(iter(schemas)) if len(schemas) == 1 else ""
+    return f"{first.name}@{first.version}#"
 
 
 def same_class(stored: str, ours: str) -> bool:
@@ -89,85 +103,13 @@ def versions(stored: str, ours: str) -> str:
     return f"{names}: give namespace() an upgrade= from version {there.version} on"
 
 
-def left_out(value: Any, plain: Any) -> str:
-    """Return the path of the first part of stored data that a type did not read; empty where it read all of it.
-
-    `plain` is the data without a type, `value` what the type made of it.
-    """
-    levels: list[tuple[str, Iterator[Pair]]] = [("$", iter([("", value, plain)]))]
-    while levels:
-        path, pairs = levels[-1]
-        pair = next(pairs, None)
-        if pair is None:
-            levels.pop()
-            continue
-        step, read, stored = pair
-        if stored.__class__ in _PLAIN or read is None:
-            continue
-        extra, inner = _compared(read, stored)
-        if extra is not None:
-            return f"{path}{step}{extra}"
-        levels.append((path + step, iter(inner)))
-    return ""
-
-
-def _compared(read: Any, stored: Any) -> tuple[str | None, Iterable[Pair]]:
-    """Return the step to what was not read, or None; and the parts of both to compare next."""
-    if read.__class__ is stored.__class__ and read == stored:
-        return None, ()
-    if isinstance(stored, dict):
-        known = _fields_of(read)
-        if known is not None:
-            extra = next((name for name in stored if name not in known), None)
-            pairs = [(step_of(name), known[name], part) for name, part in stored.items() if name in known]
-            return (None if extra is None else step_of(extra)), pairs
-        if isinstance(read, dict):
-            if len(read) < len(stored):
-                return step_of(next((name for name in stored if name not in read), "?")), ()
-            return None, [
-                (step_of(name), part, other) for (name, other), part in zip(stored.items(), read.values(), strict=False)
-            ]
-        return None, ()
-    if not isinstance(stored, (list, tuple)):
-        return None, ()
-    if isinstance(read, msgspec.Struct):  # stored as an array
-        tag = read.__struct_config__.tag is not None
-        read = ([None] if tag else []) + [getattr(read, name) for name in read.__struct_fields__]
-    if isinstance(read, (set, frozenset)):
-        like = next(iter(read), None)
-        return None, [("[...]", like, part) for part in stored]
-    if not isinstance(read, (list, tuple)):
-        return None, ()
-    extra = f"[{len(read)}]" if len(stored) > len(read) else None
-    return extra, [(f"[{at}]", part, other) for at, (part, other) in enumerate(zip(read, stored, strict=False))]
-
-
-def _fields_of(node: Any) -> dict[str, Any] | None:
-    """Return the fields that a record has read, by the names under which they are stored; None for other values."""
-    kind = node.__class__
-    if isinstance(node, msgspec.Struct):
-        names = zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
-        fields = {shown: getattr(node, name, None) for shown, name in names}
-        tag = kind.__struct_config__.tag_field
-        return fields if tag is None else fields | {tag: None}
-    if is_model(kind):
-        fields = {shown: getattr(node, name, None) for name, shown in _names_of_model(kind)}
-        return fields | (getattr(node, "__pydantic_extra__", None) or {})
-    if not is_record(kind):
-        return None
-    members = dataclasses.fields(node) if dataclasses.is_dataclass(node) else kind.__attrs_attrs__
-    return {one.name: getattr(node, one.name, None) for one in members}
-
-
-def _names_of_model(kind: Any) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a model and the names under which they may be stored."""
-    for name, field in kind.model_fields.items():
-        yield name, name
-        for alias in (field.alias, field.validation_alias, field.serialization_alias):
-            if isinstance(alias, str):
-                yield name, alias
-    for name in kind.model_computed_fields:
-        yield name, name
+def _members_of(kind: Any) -> tuple[Any, ...]:
+    """Return the types of a union; none for what is no union."""
+    while (within := getattr(kind, "__supertype__", None) or getattr(kind, "__value__", None)) is not None:
+        kind = within
+    if get_origin(kind) is Annotated:
+        return _members_of(kind.__origin__)
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
 
 
 def _names_in(kind: Any) -> set[str]:
@@ -198,12 +140,13 @@ def _parts_of(info: Any) -> Iterator[tuple[str, Any]]:
         ordered = isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False)
         for at, field in enumerate(info.fields):
             yield f"{at} {field.encode_name}" if ordered else field.encode_name, field.type
+    elif isinstance(info, _InModel):
+        yield from info.parts()
     elif isinstance(info, inspect.CustomType):
         model: Any = info.cls
         for name, field in model.model_fields.items() if is_model(model) else ():
-            yield name, None
-            for part in _records_in(field.annotation):
-                yield "", inspect.type_info(part)
+            yield _stored(name, field), None
+            yield from (("", part) for part in _within_model(field.annotation))
     else:
         for name in info.__struct_fields__:
             parts = getattr(info, name)
@@ -212,9 +155,48 @@ def _parts_of(info: Any) -> Iterator[tuple[str, Any]]:
                     yield "", part
 
 
-def _records_in(annotation: Any) -> Iterator[Any]:
-    """Yield the record types that an annotation of a model names."""
-    if is_record(annotation):
-        yield annotation
-    for part in get_args(annotation):
-        yield from _records_in(part)
+class _InModel(NamedTuple):
+    """A dataclass, a TypedDict or a named tuple within a pydantic model, whose types msgspec need not know."""
+
+    cls: Any
+
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """Yield the types within it, each with the name of its field or an empty text."""
+        try:
+            hints = get_type_hints(self.cls)
+        except Exception as error:  # type hints of users raise anything
+            pass_on(error)
+            hints = {}
+        names = [one.name for one in fields(self.cls)] if is_dataclass(self.cls) else self.cls.__annotations__
+        known = getattr(self.cls, "__pydantic_fields__", {})
+        for at, name in enumerate(names):
+            yield f"{at} {name}" if issubclass(self.cls, tuple) else _stored(name, known.get(name)), None
+            yield from (("", part) for part in _within_model(hints.get(name)))
+
+
+def _stored(name: str, field: Any) -> str:
+    """Return the name of a field, with that by which pydantic writes it where this is another."""
+    alias = getattr(field, "serialization_alias", None) or getattr(field, "alias", None) or name
+    return name if alias == name else f"{name} {alias}"
+
+
+def _is_typed_dict(kind: type) -> bool:
+    return issubclass(kind, dict) and hasattr(kind, "__total__")
+
+
+def _within_model(annotation: Any) -> Iterator[Any]:
+    """Yield what has fields within an annotation of a model."""
+    seen: list[Any] = []
+    todo = [annotation]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, type) and (is_dataclass(part) or _is_typed_dict(part) or hasattr(part, "_fields")):
+            yield _InModel(part)
+        elif is_record(part):
+            yield inspect.type_info(part)
+        owner = get_origin(part) or part
+        alias = getattr(owner, "__value__", None) or getattr(owner, "__supertype__", None)  # `type Legs = list[Leg]`
+        if alias is not None and not any(one is alias for one in seen):
+            seen.append(alias)
+            todo.append(alias)
+        todo += get_args(part)

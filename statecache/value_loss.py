@@ -27,6 +27,8 @@ from statecache.signal_errors import pass_on
 
 NESTING_MAX = 200
 """How many levels of containers a value may have."""
+_not_openers = bytes({*range(256)} - {*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF})
+"""The bytes that do not begin a container in msgpack; a value has at most as many levels as the others occur in it."""
 _ALIKE_LEVELS = 8
 """The levels down to which equal parts are skipped; further down, comparing costs more than looking at each part."""
 _PATH_CHARACTERS_MAX = 120
@@ -277,3 +279,24 @@ def message_of(error: Exception) -> str:
     text = _input_in_message.sub("", " ".join(str(error).split()))
     text += "; replace them" if isinstance(error, UnicodeEncodeError) else ""
     return text if isinstance(error, (TypeError, ValueError, OverflowError)) else f"{error.__class__.__name__}: {text}"
+
+
+def openers_in(data: bytes, encoding: str) -> int:
+    """Return an upper bound of a value's levels of nesting: the number of bytes that may begin a container."""
+    if encoding == "json":
+        return data.count(b"[") + data.count(b"{")
+    return len(data.translate(None, _not_openers))
+
+
+def is_deep(plain: Any) -> bool:
+    level = [plain] if plain.__class__ is dict or plain.__class__ is list else []
+    for _ in range(NESTING_MAX):
+        level = [
+            part
+            for node in level
+            for part in (node.values() if node.__class__ is dict else node)
+            if part.__class__ is dict or part.__class__ is list
+        ]
+        if not level:
+            return False
+    return True

@@ -81,7 +81,7 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
             return
         read = expected.value if isinstance(expected, State) else value
         codec, known = self._view.codec.of(read), isinstance(expected, State) and expected.schema
-        if not codec.schema or known == codec.schema:
+        if not codec.schema or known in codec.known:
             return
         record = self._view.kept(write.key)
         if record is None or record.change_id != write.expected:

@@ -147,11 +147,6 @@ class View(Generic[D]):
         elif over is not None and over.exists and len(over.encoding) > PLAIN_MAX:
             encoding = ending(encoding, expires_at(over.encoding))
         data, seen = codec.encode(value, key=key, bytes_max=self.value_bytes_max)
-        schema = codec.schema
-        if type is not None and schema[:1] in ("", "#"):  # a union, for instance: a record is of its own class
-            schema = codec_for(Any, codec.encoding).of(value).schema or schema
-        elif not schema and value.__class__ is not dict:
-            schema = codec.of(value).schema
         return Write(
             key=key,
             op="set",
@@ -159,7 +154,7 @@ class View(Generic[D]):
             value=data,
             seen=seen,
             encoding=encoding,
-            schema=schema,
+            schema=codec.schema_for(value),
             ttl_ms=self.ttl_ms,
             assume_new=assume_new,
         )
@@ -269,7 +264,7 @@ class View(Generic[D]):
     def refuse_to_drop(self, record: Record, type: Any = None) -> None:  # noqa: A002
         """Raise SchemaNewer where a record that was read with this type holds more than the type knows."""
         codec = self.codec if type is None else codec_for(type, self.policy.encoding)
-        if codec.schema != record.schema and record.exists:
+        if record.exists and record.schema not in codec.known:
             codec.refuse_to_drop(record.value, key=record.key, encoding=record.encoding, schema=record.schema)
 
     def committed_state(self, write: Write, committed: Committed, at: int) -> State[Any]:

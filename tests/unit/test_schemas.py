@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, TypedDict
+from typing import Annotated, Any, NewType, TypedDict
 
 import msgspec
 import pydantic
@@ -14,9 +15,24 @@ import pytest
 from statecache import SchemaNewer
 from statecache.codec import codec_for
 from statecache.model import Encoding
-from statecache.schemas import Schema, judged, left_out, schema_of
+from statecache.schemas import Schema, common, judged, schema_of
+from statecache.testing import memory
+from statecache.unread import Twin
 from tests.support.releases import NEW, OLD, release
-from tests.support.sample_values import KEY, Account, Basket, Colour, Message, OpenOrder, Order, Run, Shelf, Tree, both
+from tests.support.sample_values import (
+    ACCOUNT,
+    KEY,
+    Account,
+    Basket,
+    Colour,
+    Message,
+    OpenOrder,
+    Order,
+    Run,
+    Shelf,
+    Tree,
+    both,
+)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +148,7 @@ def test_what_a_type_leaves_out_is_found(encoding: Encoding, kind: Any, plain: A
         plain = plain | {"below": {int(name): below for name, below in plain["below"].items()}}
         path = path.replace("'1'", "1")
     data = (msgspec.json if encoding == "json" else msgspec.msgpack).encode(plain)
-    assert (
-        left_out(codec_for(kind, encoding).decode(data, key=KEY), codec_for(Any, encoding).decode(data, key=KEY))
-        == path
-    )
+    assert Twin(kind).left_out(codec_for(Any, encoding).decode(data, key=KEY)) == path
 
 
 def test_what_may_hold_more_than_its_typed_dict_names_is_looked_at_even_where_all_names_are_the_same() -> None:
@@ -155,3 +168,119 @@ def test_a_newer_release_may_do_without_fields_where_its_version_says_so() -> No
         codec_for(same).refuse_to_drop(data, key=KEY, encoding="json", schema=schema)
     with pytest.raises(SchemaNewer, match="which is newer than Run@1"):
         codec_for(OLD).refuse_to_drop(b'{"goal":"x"}', key=KEY, encoding="json", schema=codec_for(newer).schema)
+
+
+R1, R2 = (release("Refund", version, amount=(int,)) for version in (1, 2))
+
+
+@both
+@pytest.mark.parametrize("kinds", [(R1 | None, R2 | None), (R1 | int, R2 | str)])
+def test_the_version_of_a_class_counts_where_the_type_is_a_union_with_it(encoding: Encoding, kinds: Any) -> None:
+    with memory(shards=1) as cache:
+        old, new = (cache.namespace("runs", type=kind, encoding=encoding) for kind in kinds)
+        state = new.set("42", R2(500))
+        assert state.schema == schema_of(R2)
+        read = old.get("42")
+        with pytest.raises(SchemaNewer, match="Refund@2"):
+            old.update("42", lambda refund: refund)
+        with pytest.raises(SchemaNewer, match="Refund@2"):
+            old.set("42", R1(1), expected=read)
+        with pytest.raises(SchemaNewer, match="Refund@2"), old.transaction("42") as tx:
+            tx.set("42", R1(1))
+        with pytest.raises(SchemaNewer, match="Refund@2"):
+            cache.update("runs/42", lambda refund: refund, type=kinds[0])
+        assert new.update("42", lambda refund: R2(refund.amount + 1)).schema == schema_of(R2)
+        assert cache.update("runs/42", lambda refund: refund, type=kinds[1]).schema == schema_of(R2)
+        assert old.set("42", R1(5)).schema == schema_of(R1)
+        assert new.update("42", lambda refund: R2(refund.amount * 100)).value == R2(500)
+
+
+def test_what_was_written_as_a_union_is_still_written_over() -> None:
+    data, old, new = b'{"amount":5}', codec_for(R1 | None), codec_for(R2 | None)
+    assert old.schema == new.schema == schema_of(R1 | None)
+    assert old.schema.startswith("#")
+    for codec in (old, new, codec_for(R2)):
+        codec.refuse_to_drop(data, key=KEY, encoding="json", schema=old.schema)
+    with pytest.raises(SchemaNewer, match=r"does not know \$.more"):
+        new.refuse_to_drop(b'{"amount":5,"more":1}', key=KEY, encoding="json", schema="#0")
+
+
+class Done(msgspec.Struct, tag=True):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "written"),
+    [
+        (Run | None, Run(1), Run),
+        (Run | None, None, Run | None),
+        (Order | None, Order(id=1), Order),
+        (Done | None, Done(), Done),
+        (Done | Tagged, Done(), Done),
+        (Done | Tagged, Tagged("a"), Tagged),
+        (Annotated[Account | None, msgspec.Meta(description="whose")], ACCOUNT, Account),
+        (NewType("Refunds", R1 | None), R1(1), R1),
+        (list[Run] | None, [Run(1)], list[Run] | None),
+        (Run, Run(1), Run),
+        (Any, Run(1), Run),
+        (Any, {"a": 1}, Any),
+    ],
+)
+def test_a_value_of_a_union_is_written_as_its_class(kind: Any, value: Any, written: Any) -> None:
+    codec = codec_for(kind)
+    assert codec.schema_for(value) == schema_of(written)
+    assert codec.schema_for(value) in codec.known or kind is Any
+
+
+@pytest.mark.parametrize(
+    ("stored", "refused"),
+    [
+        ("Refund@3#aa", True),
+        ("Refund@1#aa", False),
+        ("Refund@2#aa", True),
+        ("Walk@9#aa", True),
+        ("#aa", True),
+        ("", True),
+    ],
+)
+def test_what_the_schemas_of_a_union_say(stored: str, refused: bool) -> None:
+    tagged = msgspec.defstruct("Refund", [("amount", int)], tag=True)
+    tagged.__schema_version__ = 2  # type: ignore[attr-defined]
+    data = b'{"type":"Refund","amount":1,"more":1}'
+    for kind in (tagged | Done, tagged | None, tagged):
+        with pytest.raises(SchemaNewer) if refused else nullcontext():
+            codec_for(kind).refuse_to_drop(data, key=KEY, encoding="json", schema=stored)
+    codec_for(int | None).refuse_to_drop(b"1", key=KEY, encoding="json", schema=stored)
+
+
+@pytest.mark.parametrize(
+    ("schemas", "schema"),
+    [
+        (["Run@1#aa"], "Run@1#aa"),
+        (["Run@1#aa", "Run@1#bb"], "Run@1#"),
+        (["Run@1#aa", "Run@2#aa"], ""),
+        (["Run@1#aa", "Walk@1#aa"], ""),
+        (["#aa", "#bb"], ""),
+        (["#aa"], "#aa"),
+        (["Run@1#aa", ""], ""),
+        ([], ""),
+    ],
+)
+def test_what_is_made_of_several_is_of_the_class_and_version_of_all(schemas: list[str], schema: str) -> None:
+    assert common(schemas) == schema
+    assert judged("Run@1#", "Run@1") == "look"
+
+
+def test_what_was_merged_without_a_type_is_upgraded_as_its_version() -> None:
+    with memory(shards=1) as cache:
+        cache.set("runs/main", OLD("a", 1))
+        cache.branch("runs/main", "runs/side")
+        cache.set("runs/side", NEW("a", 1, 7.5))
+        cache.set("runs/main", OLD("b", 1))
+        state = cache.merge("runs/side", "runs/main")
+        assert (state.value, state.schema) == ({"goal": "b", "steps": 1, "budget": 7.5}, "Run@1#")
+        newest = release("Run", version=2, aim=(str,))
+        runs = cache.namespace("runs", type=newest, upgrade={1: lambda run: {"aim": run["goal"]}})
+        assert runs.get("main").value == newest("b")  # type: ignore[union-attr]
+        with pytest.raises(SchemaNewer, match="budget"):
+            cache.namespace("runs", type=OLD).update("main", lambda run: run)

@@ -27,6 +27,7 @@ from statecache.history_errors import MergeConflict
 from statecache.rules.ancestry import Three
 from statecache.rules.provenance import Provenance
 from statecache.rules.three_way import merged
+from statecache.schemas import common
 
 if TYPE_CHECKING:
     from statecache.core.history.merge_bases import Base, Decide, Side
@@ -112,7 +113,7 @@ async def _write(
 
 
 def _plain_write(view: View[Any], ours: Record, sides: Sequence[Side], value: Any) -> Write:
-    """Return the write of merged plain data: as the view's type, or encoded like ours, with the schema of all three."""
+    """Return the write of merged plain data: as the view's type, or like ours, with what the schemas agree in."""
     if is_typed(view):
         form: Encoding = view.codec.encoding
         value = with_lists(value, view.codec.type)
@@ -125,7 +126,7 @@ def _plain_write(view: View[Any], ours: Record, sides: Sequence[Side], value: An
     like = view.write_of(ours.key, b"" if view.codec.encoding == "raw" else None, expected=ours.tip, over=ours)
     return replace(
         like, value=data, seen=seen, encoding=form + like.encoding[len(form_of(like.encoding)) :],
-        schema=ours.schema if len(schemas) == 1 else "",
+        schema=common(schemas),
     )  # fmt: skip
 
 

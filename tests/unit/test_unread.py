@@ -1,0 +1,300 @@
+"""What a release may write over: all that the other one wrote and that its own types read whole, and nothing else."""
+
+# mypy: disable-error-code="valid-type,misc,name-match"
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import make_dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from hashlib import sha256
+from random import random
+from re import fullmatch
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+import pydantic
+import pytest
+import typing_extensions as te
+
+from statecache import SchemaNewer
+from statecache.codec import codec_for
+from statecache.model import Encoding
+from statecache.schemas import schema_of
+from tests.support.sample_values import AWARE, KEY, Colour, Point, both
+
+
+def _model(**fields: Any) -> Any:
+    given: dict[str, Any] = {one: kind if isinstance(kind, tuple) else (kind, ...) for one, kind in fields.items()}
+    return pydantic.create_model("Run", __config__=pydantic.ConfigDict(frozen=True), **given)
+
+
+class Call1(te.TypedDict):
+    a: int
+
+
+class Call2(te.TypedDict):
+    z: te.NotRequired[int]
+    a: te.Required[te.Annotated[int, "what"]]
+
+
+Call1.__qualname__ = Call2.__qualname__ = "Call"
+K1 = msgspec.defstruct("K", [("a", int)], frozen=True)
+K2 = msgspec.defstruct("K", [("a", int), ("z", int, 0)], frozen=True)
+T1 = msgspec.defstruct("T", [("a", int)], frozen=True, tag=True)
+T2 = msgspec.defstruct("T", [("a", int), ("z", int, 0)], frozen=True, tag=True)
+U = msgspec.defstruct("U", [("a", int), ("z", int, 0)], frozen=True, tag=True)
+M1, M2 = _model(a=int), _model(a=int, z=(int, 0))
+NONE: set[Any] = {frozenset()}
+STRUCTS = (K1, K1(1)), (K2, K2(1, 7))
+TAGGED = (T1, T1(1)), (T2, T2(1, 7))
+MODELS = (M1, M1(a=1)), (M2, M2(a=1, z=7))
+CALLS = (Call1, {"a": 1}), (Call2, {"z": 7, "a": 1})
+
+
+def _run(kind: Any, part: Any) -> tuple[Any, Any]:
+    made = _model(q=kind)
+    return made, made(q=part)
+
+
+def _root(kind: Any, part: Any) -> tuple[Any, Any]:
+    made = type("Root", (pydantic.RootModel[kind],), {})
+    return made, made(part)
+
+
+def _alias(kind: Any) -> Any:
+    return te.TypeAliasType("Calls", kind)
+
+
+def _pair(kind: Any, part: Any) -> tuple[Any, Any]:
+    made: Any = NamedTuple("Pair", [("of", kind)])
+    return _run(made, made(part))
+
+
+def _in_dataclass(kind: Any, part: Any) -> tuple[Any, Any]:
+    made = make_dataclass("D", [("q", deque[kind])])
+    return _run(made, made(deque([part])))
+
+
+def _in_root(kind: Any, part: Any) -> tuple[Any, Any]:
+    return _run(*_root(list[kind], [part]))
+
+
+def _refused(ours: Any, theirs: Any, value: Any, encoding: Encoding) -> str:
+    """Return the path that is refused where a release writes over what another one wrote; empty where none is."""
+    wrote = codec_for(theirs, encoding)
+    return _path(ours, wrote.encode(value, key=KEY, bytes_max=1 << 20)[0], wrote.schema, encoding)
+
+
+def _path(ours: Any, data: bytes, schema: str, encoding: Encoding) -> str:
+    reads, path = codec_for(ours, encoding), ""
+    reads.decode(data, key=KEY)
+    try:
+        reads.refuse_to_drop(data, key=KEY, encoding=encoding, schema=schema)
+    except SchemaNewer as error:
+        path = error.path
+    return path
+
+
+SHAPES: dict[str, tuple[Any, Any, str]] = {
+    "set": (STRUCTS, lambda k, one: (set[k], {one}), "$[0].z"),
+    "set of frozensets": (
+        STRUCTS,
+        lambda k, one: (set[frozenset[k]], {frozenset({one}), frozenset()}),
+        "$[1][0].z",
+    ),
+    "set of tuples": (STRUCTS, lambda k, one: (set[tuple[k | None, ...]], {(one, None)}), "$[0][0].z"),
+    "tagged set": (TAGGED, lambda k, one: (frozenset[k | U], frozenset({one, U(1, 7), U(2, 7)})), "$[0].z"),
+    "set in a model": (MODELS, lambda k, one: _run(frozenset[k | int], frozenset({one, *range(30)})), "$.q[30].z"),
+    "list": (MODELS, lambda k, one: _run(list[k], [one]), "$.q[0].z"),
+    "typed dict": (CALLS, lambda k, one: _run(list[k], [one]), "$.q[0].z"),
+    "typed dict in a root": (CALLS, lambda k, one: _root(dict[str, k], {"x": one}), "$.x.z"),
+    "alias": (MODELS, lambda k, one: _run(_alias(list[k]), [one]), "$.q[0].z"),
+    "alias in a list": (MODELS, lambda k, one: _run(list[_alias(k | None)], [None, one]), "$.q[1].z"),
+    "root list": (MODELS, lambda k, one: _root(list[k], [one]), "$[0].z"),
+    "root dict": (MODELS, lambda k, one: _root(dict[str, k], {"x": one}), "$.x.z"),
+    "root model": (MODELS, _root, "$.z"),
+    "root inside": (MODELS, _in_root, "$.q[0].z"),
+    "deque": (MODELS, lambda k, one: _run(deque[k], deque([one])), "$.q[0].z"),
+    "deque in a dataclass": (MODELS, _in_dataclass, "$.q.q[0].z"),
+    "sequence": (MODELS, lambda k, one: _run(Sequence[k], [one]), "$.q[0].z"),
+    "mapping": (MODELS, lambda k, one: _run(Mapping[int, k], {5: one}), "$.q['5'].z"),
+    "namedtuple": (MODELS, _pair, "$.q[0].z"),
+}
+
+
+@both
+@pytest.mark.parametrize(("releases", "shape", "path"), SHAPES.values(), ids=SHAPES)
+def test_what_an_older_release_would_drop_is_refused_and_a_newer_one_goes_on(
+    encoding: Encoding, releases: Any, shape: Any, path: str
+) -> None:
+    (old, wrote), (new, writes) = (shape(*one) for one in releases)
+    assert _refused(old, new, writes, encoding) == path
+    assert _refused(new, old, wrote, encoding) == ""
+    assert _refused(new, new, writes, encoding) == ""
+
+
+@both
+@pytest.mark.parametrize(
+    ("other", "beside"), [(int, {*range(50)}), (str, {*map(str, range(50))}), (None, {None}), (U, {U(1, 7), U(2)})]
+)
+def test_each_member_of_a_set_is_looked_at_whatever_else_is_in_it(encoding: Encoding, other: Any, beside: Any) -> None:
+    for at in range(20):
+        path = _refused(set[T1 | other], set[T2 | other], {*beside, T2(at, 7)}, encoding)
+        assert fullmatch(r"\$\[\d+\]\.z", path)
+        assert _refused(set[T2 | other], set[T1 | other], {*beside, T1(at)}, encoding) == ""
+
+
+def _seen(kind: Any, value: Any, part: str = "") -> Any:
+    fields: list[Any] = [("seen", kind)] + ([(part, int, 0)] if part else [])
+    made = msgspec.defstruct("Seen", fields)
+    return made, made(value)
+
+
+SETS: dict[str, tuple[Any, Any]] = {
+    "tuples of all lengths": (set[tuple[str, ...]], {("a",), ("b", "c"), (), ("d", "e", "f"), ("b",)}),
+    "tagged": (frozenset[T2 | U], frozenset({T2(1), T2(2), U(1), U(3, 4)})),
+    "moments": (set[tuple[datetime, int]], {(AWARE, at) for at in range(9)} | {(AWARE + timedelta(1), 3)}),
+    "numbers": (set[tuple[Decimal, UUID, bytes]], {(Decimal("1.50"), UUID(int=at), b"%d" % at) for at in range(9)}),
+    "colours": (set[tuple[Colour, float]], {(Colour.RED, 1.0), (Colour.RED, 0.5)}),
+    "frozensets": (set[frozenset[str | None]], {frozenset({"a", None}), frozenset({"a"}), frozenset()}),
+    "named": (set[Point], {Point(1, 0.5), Point(2, 0.5)}),
+    "models in a struct": (set[M2], {M2(a=1), M2(a=2, z=3)}),
+}
+
+
+@both
+@pytest.mark.parametrize(("kind", "value"), SETS.values(), ids=SETS)
+def test_sets_of_all_kinds_are_read_whole(encoding: Encoding, kind: Any, value: Any) -> None:
+    old, wrote = _seen(kind, value)
+    new, writes = _seen(kind, value, "more")
+    assert _refused(new, old, wrote, encoding) == ""
+    assert _refused(old, new, writes, encoding) == "$.more"
+
+
+def _aliased(**config: Any) -> Any:
+    return _model(title=(str, pydantic.Field(**config)))
+
+
+CHOICES, PATH = pydantic.AliasChoices, pydantic.AliasPath
+
+
+@both
+@pytest.mark.parametrize(
+    ("kind", "plain", "path"),
+    [
+        (_aliased(validation_alias=CHOICES("title", "name")), {"name": "x"}, ""),
+        (_aliased(validation_alias=CHOICES("title", "name")), {"title": "x"}, ""),
+        (_aliased(validation_alias=CHOICES("title", "name")), {"title": "x", "name": "y"}, "$.name"),
+        (_aliased(validation_alias=CHOICES("title", PATH("names", 0))), {"names": ["x"]}, ""),
+        (_aliased(validation_alias=PATH("meta", "title")), {"meta": {"title": "x"}}, ""),
+        (_aliased(alias="name"), {"name": "x", "title": "y"}, "$.title"),
+    ],
+)
+def test_a_renamed_field_is_read_by_the_first_of_its_names(
+    encoding: Encoding, kind: Any, plain: Any, path: str
+) -> None:
+    library: Any = msgspec.json if encoding == "json" else msgspec.msgpack
+    assert _path(kind, library.encode(plain), "Run@1#0", encoding) == path
+
+
+def test_a_model_is_another_where_its_field_is_stored_by_another_name() -> None:
+    old, new = (_model(x=(int, pydantic.Field(0, alias=alias))) for alias in "mn")
+    assert _refused(new, old, old(m=7), "json") == "$.m"
+
+
+def test_the_fields_of_what_was_always_named_have_the_fingerprints_that_they_had() -> None:
+    line = make_dataclass("Line", [("at", int), ("by", M1)])
+    kept = _model(lines=list[line], first=M1 | None, more=dict[str, M1], any=Any)
+    names = ["Run.lines", "Run.first", "Run.more", "Run.any", "Run.a", "Line.at", "Line.by"]
+    assert schema_of(kept) == f"Run@1#{sha256(chr(10).join(sorted(names)).encode()).hexdigest()[:8]}"
+
+
+class Written(pydantic.BaseModel):
+    """Writes a name that it does not read, as LlamaIndex's models do."""
+
+    text: str = pydantic.Field("", alias="txt")
+    below: list[Written] = []
+
+    @pydantic.model_serializer(mode="wrap")
+    def with_name(self, dump: Any) -> Any:
+        return dump(self) | {"class_name": "Written"}
+
+
+class Open(pydantic.BaseModel, extra="allow"):
+    __pydantic_extra__: dict[str, M1]
+    old: str = pydantic.Field("", validation_alias=CHOICES("new", "old"))
+
+
+class First(pydantic.BaseModel):
+    q: M1 | M2 = pydantic.Field(union_mode="left_to_right")
+
+
+class Lenient(pydantic.BaseModel):
+    q: pydantic.OnErrorOmit[M1] | None = None
+    r: list[pydantic.OnErrorOmit[M1]] = []
+
+
+class Renaming(pydantic.BaseModel):
+    title: str
+    number: float = pydantic.Field(default_factory=random)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def named(cls, data: Any) -> Any:
+        return {"title": data["name"]} | {at: data[at] for at in data if at != "name"} if "name" in data else data
+
+
+class Dumb(pydantic.BaseModel):
+    """Cannot be written."""
+
+    a: int
+
+    @pydantic.field_serializer("a")
+    def no(self, _: int) -> int:
+        raise LookupError
+
+
+Quoted = te.TypedDict("Quoted", {'a"b': int})
+
+
+class Earlier(Renaming):
+    """Is of a pydantic that cannot be told to forbid extra fields."""
+
+    inner: M1 | None = pydantic.Field(None, validation_alias=CHOICES("inner", "former"))
+
+    @classmethod
+    def model_validate_json(cls, json_data: Any) -> Any:  # type: ignore[override]
+        return super().model_validate_json(json_data)
+
+
+@both
+@pytest.mark.parametrize(
+    ("kind", "plain", "path"),
+    [
+        (Written, {"txt": "a", "class_name": "Written", "below": [{"txt": "b", "class_name": "Written"}]}, ""),
+        (Written, {"txt": "a", "class_name": "Written", "more": 1}, "$.more"),
+        (Written, {"txt": "a", "class_name": "W", "below": [{}, {"txt": "b", "more": 1}]}, "$.below[1].more"),
+        (list[Written], [{"txt": "a", "class_name": "Written"}, {"class_name": "a", "text": 1}], "$[1].text"),
+        (Open, {"old": "a", "x": {"a": 1}, "y": {"a": 2}}, ""),
+        (Open, {"old": "a", "x": {"a": 1}, "y": {"a": 2, "z": 7}}, "$.y.z"),
+        (First, {"q": {"a": 1}}, ""),
+        (First, {"q": {"a": 1, "z": 7}}, "$.q.z"),
+        (Lenient, {"r": [{"a": 1}]}, ""),
+        (Lenient, {"r": [{"a": 1}, {"a": 1, "z": 7}, {"a": 1}]}, "$.r[2]"),
+        (Dumb, {"a": 1}, ""),
+        (Dumb, {"a": 1, "z": 1}, "$.z"),
+        (Quoted, {'a"b': 1}, ""),
+        (Renaming, {"name": "a", "number": 2}, ""),
+        (Renaming, {"name": "a"}, ""),
+        (Renaming, {"name": "a", "more": 1}, "$.more"),
+        (Earlier, {"name": "a", "number": 2, "inner": {"a": 1}}, ""),
+        (Earlier, {"name": "a", "number": 2, "more": 1}, "$.more"),
+        (Earlier, {"name": "a", "number": 2, "former": {"a": 1, "z": 7}}, "$.former"),
+    ],
+)
+def test_what_a_model_reads_in_its_own_way_is_kept(encoding: Encoding, kind: Any, plain: Any, path: str) -> None:
+    library: Any = msgspec.json if encoding == "json" else msgspec.msgpack
+    assert _path(kind, library.encode(plain), "Run@1#0", encoding) == path
