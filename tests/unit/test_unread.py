@@ -11,7 +11,7 @@ from decimal import Decimal
 from hashlib import sha256
 from random import random
 from re import fullmatch
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NewType
 from uuid import UUID
 
 import msgspec
@@ -51,6 +51,8 @@ NONE: set[Any] = {frozenset()}
 STRUCTS = (K1, K1(1)), (K2, K2(1, 7))
 TAGGED = (T1, T1(1)), (T2, T2(1, 7))
 MODELS = (M1, M1(a=1)), (M2, M2(a=1, z=7))
+L1, L2 = make_dataclass("L", [("a", int)]), make_dataclass("L", [("a", int), ("z", int, 0)])
+LINES = (L1, L1(1)), (L2, L2(1, 7))
 CALLS = (Call1, {"a": 1}), (Call2, {"z": 7, "a": 1})
 
 
@@ -119,6 +121,8 @@ SHAPES: dict[str, tuple[Any, Any, str]] = {
     "root inside": (MODELS, _in_root, "$.q[0].z"),
     "deque": (MODELS, lambda k, one: _run(deque[k], deque([one])), "$.q[0].z"),
     "deque in a dataclass": (MODELS, _in_dataclass, "$.q.q[0].z"),
+    "dataclass": (LINES, lambda k, one: _run(list[k], [one]), "$.q[0].z"),
+    "new type": (MODELS, lambda k, one: _run(list[NewType("K", k)], [one]), "$.q[0].z"),
     "sequence": (MODELS, lambda k, one: _run(Sequence[k], [one]), "$.q[0].z"),
     "mapping": (MODELS, lambda k, one: _run(Mapping[int, k], {5: one}), "$.q['5'].z"),
     "namedtuple": (MODELS, _pair, "$.q[0].z"),
@@ -203,6 +207,9 @@ def test_a_renamed_field_is_read_by_the_first_of_its_names(
 def test_a_model_is_another_where_its_field_is_stored_by_another_name() -> None:
     old, new = (_model(x=(int, pydantic.Field(0, alias=alias))) for alias in "mn")
     assert _refused(new, old, old(m=7), "json") == "$.m"
+    lines = [make_dataclass("L", [("x", int, pydantic.Field(0, alias=alias))]) for alias in "mn"]
+    old, new = (_model(q=pydantic.dataclasses.dataclass(line)) for line in lines)
+    assert _refused(new, old, old(q={"m": 7}), "json") == "$.q.m"
 
 
 def test_the_fields_of_what_was_always_named_have_the_fingerprints_that_they_had() -> None:
