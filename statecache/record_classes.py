@@ -1,19 +1,23 @@
 """Classes of values: which are records, their names, and what is written otherwise than it is read.
 
 A pydantic secret is written as asterisks, and a field with a `serialization_alias` of its own by a name by which
-nothing is read: it comes back as its default. What a model leaves out (`exclude`), writes by a serializer of its own,
-or makes another value of as it validates, is its author's word. Of a UTC offset, the seconds are not written.
+nothing is read: it comes back as its default. Bytes may be written as base64 and read as they are, and times be
+written in one unit and read in another, as its configuration says: each write would change them. What a model leaves
+out (`exclude`), writes by a serializer of its own, or makes another value of as it validates, is its author's word. Of
+a UTC offset, the seconds are not written.
 """
 
 from __future__ import annotations
 
-from datetime import datetime, time
+import math
+from datetime import UTC, datetime, time, timedelta
 from functools import lru_cache
 from typing import Any, get_origin
 
 from statecache.signal_errors import pass_on
 
 _MASKS = ("*" * 10, b"*" * 10)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def is_model(kind: Any) -> bool:
@@ -68,6 +72,32 @@ def is_masked(given: Any, got: Any) -> bool:
         return False
     hidden = got.get_secret_value() if hasattr(got, "get_secret_value") else got
     return hidden in _MASKS and given.get_secret_value() != hidden
+
+
+@lru_cache(maxsize=1000)
+def in_two_forms(kind: Any) -> tuple[type, ...]:
+    """Return the classes of values that a pydantic model writes in another form than it reads."""
+    config = kind.model_config
+    same_bytes = config.get("ser_json_bytes", "utf8") == config.get("val_json_bytes", "utf8")
+    units = {config.get("ser_json_temporal"), config.get("ser_json_timedelta")} - {None, "iso8601"}
+    return (() if same_bytes else (bytes,)) + ((timedelta, datetime, time) if units else ())
+
+
+def misread(given: Any, got: Any) -> bool:
+    """Return whether a part of such a model comes back as what its other form makes of what is written."""
+    if isinstance(given, bytes) and isinstance(got, bytes):
+        return given != got
+    if isinstance(given, time) and isinstance(got, time):
+        given, got = (datetime.combine(_EPOCH, one, UTC) for one in (given, got))
+    given, got = (_since_epoch(given), _since_epoch(got))
+    if not isinstance(given, timedelta) or not isinstance(got, timedelta) or given == got:
+        return False
+    low, high = sorted(abs(one.total_seconds()) for one in (given, got))
+    return math.isclose(low * 1000, high, rel_tol=1e-3)
+
+
+def _since_epoch(moment: Any) -> Any:
+    return moment - _EPOCH if isinstance(moment, datetime) and moment.utcoffset() is not None else moment
 
 
 def shifted(given: datetime | time, got: Any) -> bool:

@@ -15,14 +15,24 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, time
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from statecache.errors import CodecError
-from statecache.record_classes import is_masked, is_model, is_record, is_same, name_of, shifted, unread_fields
+from statecache.record_classes import (
+    in_two_forms,
+    is_masked,
+    is_model,
+    is_record,
+    is_same,
+    misread,
+    name_of,
+    shifted,
+    unread_fields,
+)
 from statecache.signal_errors import pass_on
 
 NESTING_MAX = 200
@@ -41,6 +51,7 @@ _SAME_KEYS = "two of its keys become the same text; rename one"
 _TEXT_KEYS = "its keys would come back as text; make text of them, or give a type that says numbers"
 _UNNAMED = "readers would not get it, for its type does not name it; name it there, or leave it out"
 _UNREAD = "readers would get its default: the model writes it by a name by which it does not read it; use one for both"
+_MISREAD = "readers would get another: its model writes it in one form and reads it in another; use one for both"
 _MASKED = "readers would get asterisks, as pydantic writes a secret; give it a serializer that writes what it holds"
 _INEXACT = "a float cannot hold this number; round it, or give a type that says int"
 _BYTES = (bytes, bytearray, memoryview)
@@ -58,6 +69,18 @@ Part = tuple[str, Any]
 Pair = tuple[str, Any, Any]
 
 
+class _Model(NamedTuple):
+    """What the nearest pydantic model around a part of a value writes otherwise than it reads it."""
+
+    unread: frozenset[str]
+    """The steps to what it writes by a name by which it does not read it."""
+    two_forms: tuple[type, ...]
+    """The classes of what it writes in one form and reads in another."""
+
+
+_NO_MODEL = _Model(frozenset(), ())
+
+
 def refuse_losses(value: Any, back: Any, key: str, *, typed: bool) -> None:
     """Raise CodecError for the first part of a value that would come back without what it holds.
 
@@ -65,20 +88,23 @@ def refuse_losses(value: Any, back: Any, key: str, *, typed: bool) -> None:
     """
     path: list[str] = []
     levels: list[Iterator[Pair]] = [iter([("", value, back)])]
-    unread: list[Collection[str]] = [()]  # the steps of a level to what is written by a name by which it is not read
+    around = [_NO_MODEL]
     while levels:
         pair = next(levels[-1], None)
         if pair is None:
             levels.pop()
-            unread.pop()
+            around.pop()
             if path:
                 path.pop()
             continue
         step, given, got = pair
         path.append(step)
         reason = _loss(given, got, typed=typed)
-        if not reason and step in unread[-1] and not is_same(given, got):
+        model = around[-1]
+        if not reason and step in model.unread and not is_same(given, got):
             reason = _UNREAD
+        if not reason and model.two_forms and isinstance(given, model.two_forms) and misread(given, got):
+            reason = _MISREAD
         if reason:
             raise CodecError(key=key, path=spelled(path), reason=reason)
         pairs = _pairs_of(given, got, alike=len(levels) <= _ALIKE_LEVELS)
@@ -88,8 +114,11 @@ def refuse_losses(value: Any, back: Any, key: str, *, typed: bool) -> None:
         if len(levels) > NESTING_MAX:
             raise CodecError(key=key, path=spelled(path), reason=_DEEP)
         levels.append(iter(pairs))
-        is_whole = is_model(given.__class__) and given.__class__ is got.__class__
-        unread.append([*map(step_of, unread_fields(given.__class__))] if is_whole else ())
+        if is_model(given.__class__) and given.__class__ is got.__class__:
+            steps = frozenset(map(step_of, unread_fields(given.__class__)))
+            around.append(_Model(steps, in_two_forms(given.__class__)))
+        else:
+            around.append(_Model(frozenset(), model.two_forms) if model.unread else model)
 
 
 def _loss(given: Any, got: Any, *, typed: bool) -> str:

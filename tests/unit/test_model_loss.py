@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -196,3 +196,66 @@ class Linked(BaseModel):
 @both
 def test_a_url_comes_back(encoding: Encoding) -> None:
     assert returned(Linked(url=AnyUrl("http://a.b/c")), Linked, encoding) == Linked(url=AnyUrl("http://a.b/c"))
+
+
+class Base64(BaseModel):
+    model_config = ConfigDict(ser_json_bytes="base64")
+    data: bytes = b""
+    more: dict[str, list[bytes]] = {}
+    below: Base64 | None = None
+
+
+class Hex(BaseModel):
+    model_config = ConfigDict(ser_json_bytes="hex", val_json_bytes="hex")
+    data: bytes = b""
+
+
+class Milliseconds(BaseModel):
+    model_config = ConfigDict(ser_json_temporal="milliseconds")
+    took: timedelta = timedelta()
+    at: datetime = datetime(2026, 11, 30, tzinfo=UTC)
+    of_day: time = time(0, tzinfo=UTC)
+
+
+class Lowered(BaseModel):
+    model_config = ConfigDict(ser_json_temporal="seconds")
+    at: datetime
+    name: bytes
+
+    @model_validator(mode="after")
+    def in_whole_seconds(self) -> Self:
+        self.at, self.name = self.at.replace(microsecond=0), self.name.lower()
+        return self
+
+
+@both
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        (Base64(data=b"abc"), "$.data"),
+        (Base64(more={"a": [b"", b"abc"]}), "$.more.a[1]"),
+        (Base64(below=Base64(data=b"abc")), "$.below.data"),
+        (Milliseconds(took=timedelta(seconds=5)), "$.took"),
+        (Milliseconds(at=datetime(1970, 1, 1, 0, 1, tzinfo=UTC)), "$.at"),
+        (Milliseconds(of_day=time(0, 0, 5, tzinfo=UTC)), "$.of_day"),
+    ],
+)
+def test_bytes_and_times_that_are_written_in_one_form_and_read_in_another_are_refused(
+    encoding: Encoding, value: BaseModel, path: str
+) -> None:
+    for kind in (type(value), Any):
+        error = refused(value, kind, encoding)
+        assert error.path == path
+        assert "in one form and reads it in another" in error.reason
+
+
+@both
+@pytest.mark.parametrize("value", [Hex(data=b"abc"), Base64(), Milliseconds(), Milliseconds(took=timedelta(0))])
+def test_bytes_and_times_in_one_form_for_both_are_stored(encoding: Encoding, value: BaseModel) -> None:
+    assert returned(value, type(value), encoding) == value
+
+
+@both
+def test_what_a_validator_makes_of_times_and_bytes_is_its_authors_word(encoding: Encoding) -> None:
+    value = Lowered.model_construct(name=b"A", at=datetime(2026, 11, 30, 1, 2, 3, 500_000, tzinfo=UTC))
+    assert returned(value, Lowered, encoding) == Lowered(at=value.at, name=b"a")
