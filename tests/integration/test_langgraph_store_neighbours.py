@@ -126,6 +126,31 @@ async def test_a_query_finds_what_langgraphs_own_does_however_far_away(cache: As
             assert all(one.score == pytest.approx(there[one.key], abs=1e-6) for one in alone)
 
 
+async def test_an_item_of_very_many_texts_is_found_by_its_first_hundred(cache: AsyncStateCache) -> None:
+    letters = Letters()
+    store = StateCacheStore(cache, index={"dims": letters.dims, "embed": letters, "fields": ["lines[*]", "last"]})
+    await store.aput(ADA, "many", {"lines": ["aaa", *["bbb"] * 200], "last": "zzz"})
+    await store.aput(ADA, "other", {"lines": ["bbbc"]})
+    assert sum(map(len, letters.asked)) == 3
+    found = await store.asearch(ADA, query="aaa")
+    assert [one.key for one in found] == ["many", "other"]
+    assert found[0].score == pytest.approx(1.0)
+
+
+async def test_items_with_vectors_of_other_dimensions_come_behind_as_those_without(cache: AsyncStateCache) -> None:
+    """As those do that were put before another maker of vectors was taken."""
+    before: Any = {"dims": 2, "embed": lambda texts: [[0.0, float(text == "b")] for text in texts], "fields": ["text"]}
+    for key in "ab":
+        await StateCacheStore(cache, index=before).aput(ADA, key, {"text": key})
+    store = indexed(cache, Letters())
+    await store.aput(ADA, "c", {"text": "ccc"})
+    await store.aput(ADA, "d", {"n": 1})
+    for query in ("ccc", ""):
+        found = await store.asearch(ADA, query=query) if query else await store.asearch(ADA)
+        assert sorted(one.key for one in found) == ["a", "b", "c", "d"]
+        assert [one.score is not None for one in found] == [bool(query), False, False, False]
+
+
 async def test_where_no_text_is_taken_each_is_not_tried(cache: AsyncStateCache) -> None:
     letters = Refusing(everything=True)
     store = indexed(cache, letters)

@@ -113,19 +113,20 @@ def _nearest(search: Search, vector: Sequence[float]) -> Plan[list[tuple[State[D
     A vector of nothing but zeros, the query's or an item's, is as near to any as one across it, and is not searched
     for: what has such a vector is found among the newest.
     """
-    end = search.offset + search.limit
+    end, dims = search.offset + search.limit, len(vector)
     found = (yield from _scored(search, vector, end)) if any(vector) else []
     if len(found) >= end and found[end - 1].score >= 0.0:
         return [*found[search.offset : end]]
     states = yield from search.states("newest", ITEMS_COMPARED_MAX)
     rest = {one.key: one for one in sorted(filter(search.meets, states), key=_age, reverse=True)}
-    across = [one for one in rest.values() if has_zeros(one.value) or (not any(vector) and has_vectors(one.value))]
+    is_across = has_zeros if any(vector) else has_vectors
+    across = [one for one in rest.values() if is_across(one.value, dims)]
     scored: dict[str, tuple[State[Document], float]] = {one.state.key: (one.state, one.score) for one in found}
     for state in across:
         _, score = scored.get(state.key, (state, 0.0))
         scored[state.key] = state, max(score, 0.0)
     page = sorted(scored.values(), key=_score, reverse=True)
-    without = ((one, None) for one in rest.values() if one.key not in scored and not has_vectors(one.value))
+    without = ((one, None) for one in rest.values() if one.key not in scored and not has_vectors(one.value, dims))
     return [*page, *without][search.offset : end]
 
 

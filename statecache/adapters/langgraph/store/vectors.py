@@ -10,6 +10,7 @@ import asyncio
 from array import array
 from base64 import b64decode, b64encode
 from contextlib import contextmanager
+from itertools import islice
 from math import isfinite
 from sys import byteorder
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from langgraph.store.base import ensure_embeddings, get_text_at_path, tokenize_path
 
 from statecache import UsageError
+from statecache.rules.vectors import VECTORS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -64,14 +66,17 @@ class Index:
         return self._checked([text], [vector])[0]
 
     def texts_of(self, put: PutOp) -> dict[str, str]:
-        """Return the texts of an item that are embedded, by path; a number follows where a path leads to several."""
+        """Return the texts of an item that are embedded, by path; a number follows where a path leads to several.
+
+        They are its first VECTORS_MAX: a value with more vectors counts as having none.
+        """
         if put.value is None or put.index is False:
             return {}
         found: dict[str, str] = {}
         for path in self._fields if put.index is None else put.index:
             texts = get_text_at_path(dict(put.value), path if path == _WHOLE else tokenize_path(path))
             found |= {f"{path}.{at}" if len(texts) > 1 else path: text for at, text in enumerate(texts)}
-        return found
+        return dict(islice(found.items(), VECTORS_MAX))
 
     def _checked(self, texts: Sequence[str], vectors: Sequence[Sequence[float]]) -> list[list[float]]:
         if len(vectors) != len(texts):
@@ -109,15 +114,22 @@ def kept(vector: Sequence[float], name: str, path: str) -> str:
     return b64encode(_swapped(numbers).tobytes()).decode()
 
 
-def has_vectors(document: Mapping[str, Any]) -> bool:
-    """Return whether an item has any vector."""
-    return bool(document.get("vectors"))
+def has_vectors(document: Mapping[str, Any], dims: int) -> bool:
+    """Return whether an item has any vector of so many dimensions, and so is compared with one of as many."""
+    return bool(_vectors(document, dims))
 
 
-def has_zeros(document: Mapping[str, Any]) -> bool:
-    """Return whether an item has a vector of nothing but zeros."""
-    vectors: Mapping[str, str] = document.get("vectors") or {}
-    return any(not any(array(_FLOAT, b64decode(one))) for one in vectors.values())
+def has_zeros(document: Mapping[str, Any], dims: int) -> bool:
+    """Return whether an item has a vector of so many dimensions that is nothing but zeros."""
+    return any(not any(one) for one in _vectors(document, dims))
+
+
+def _vectors(document: Mapping[str, Any], dims: int) -> list[array[float]]:
+    held: Mapping[str, str] = document.get("vectors") or {}
+    if len(held) > VECTORS_MAX:
+        return []
+    found: list[array[float]] = [array(_FLOAT, b64decode(one)) for one in held.values()]
+    return [one for one in found if len(one) == dims]
 
 
 def _swapped(numbers: array[float]) -> array[float]:
