@@ -25,7 +25,14 @@ from msgspec import inspect
 from statecache.errors import CodecError, LimitExceeded, SchemaNewer, UsageError
 from statecache.expiry import form_of
 from statecache.model import VALUE_BYTES_MAX, Encoding, State
-from statecache.record_classes import is_model, is_record, is_same, name_of
+from statecache.record_classes import (
+    is_equal_in_part,
+    is_model,
+    is_record,
+    is_same,
+    is_same_throughout,
+    name_of,
+)
 from statecache.schemas import judged, known_to, schema_of, versions
 from statecache.set_order import dump_in_order, has_sets, in_order
 from statecache.signal_errors import pass_on
@@ -68,8 +75,8 @@ class Codec:
     """
 
     __slots__ = (
-        "_class", "_dated", "_open", "_read", "_readers", "_sets", "_slot", "_suspect", "_twin", "_write", "encoding",
-        "known", "schema", "type",
+        "_class", "_dated", "_open", "_partly", "_read", "_readers", "_sets", "_slot", "_suspect", "_twin", "_write",
+        "encoding", "known", "schema", "type",
     )  # fmt: skip
 
     def __init__(self, type: Any = Any, *, encoding: Encoding = "json") -> None:  # noqa: A002
@@ -81,7 +88,7 @@ class Codec:
         self._write = (msgspec.json if encoding == "json" else msgspec.msgpack).Encoder(enc_hook=dumped).encode
         try:
             self._readers = {name: _reader_of(self.type, name) for name in _may_be_naive}
-            self._dated, self._open, self._sets = _traits_of(self.type)
+            self._dated, self._open, self._sets, self._partly = _traits_of(self.type)
             self._slot = None if self.type is Any else slot_of(self.type)
             self.schema = schema_of(self.type)
             self.known = known_to(self.type)
@@ -150,8 +157,8 @@ class Codec:
         """
         try:
             back = self._read(data)
-            if not is_same(back, value):
-                refuse_losses(value, back, key, typed=self.type is not Any)
+            if not is_same(back, value) or (self._partly and not is_same_throughout(back, value, dumped)):
+                refuse_losses(value, back, key, typed=self.type is not Any, compares=not self._partly)
                 if self._sets is None and (ordered := in_order(value, self._write, back)) is not value:
                     data = self._write(ordered)
                     back = self._read(data)
@@ -326,12 +333,12 @@ def _loaded(kind: Any, value: Any) -> Any:
         raise ValueError(f"{inner.reason} (in {name_of(kind)} at `{inner.path}`)") from None
 
 
-def _traits_of(kind: Any) -> tuple[bool, bool, bool | None]:
+def _traits_of(kind: Any) -> tuple[bool, bool, bool | None, bool]:
     """Return whether a type may hold naive datetimes, whether its values may nest without limit, and if it has sets.
 
-    The last is None where only values tell.
+    That is None where only values tell. The last is whether its values are equal though some of their fields are not.
     """
-    dated, open_, sets, untyped = False, kind is Any, False, kind is Any
+    dated, open_, sets, untyped, partly = False, kind is Any, False, kind is Any, False
     seen: dict[int, Any] = {}
     infos: list[Any] = [] if kind is Any else [inspect.type_info(kind)]
     while infos:
@@ -341,6 +348,9 @@ def _traits_of(kind: Any) -> tuple[bool, bool, bool | None]:
             raise TypeError(f"neither msgspec nor pydantic know what a {name_of(info.cls)} is")
         dated = dated or custom or (isinstance(info, inspect.DateTimeType) and info.tz is not True)
         sets = sets or isinstance(info, (inspect.SetType, inspect.FrozenSetType))
+        partly = partly or (
+            isinstance(info, (inspect.StructType, inspect.DataclassType)) and is_equal_in_part(info.cls)
+        )
         untyped = untyped or custom or isinstance(info, inspect.AnyType)
         open_ = open_ or untyped or id(info) in seen
         if id(info) not in seen:
@@ -349,7 +359,7 @@ def _traits_of(kind: Any) -> tuple[bool, bool, bool | None]:
                 parts = getattr(info, name)
                 parts = parts if isinstance(parts, tuple) else (parts,)
                 infos += [part for part in parts if isinstance(part, (inspect.Type, inspect.Field))]
-    return dated, open_, sets or (None if untyped else False)
+    return dated, open_, sets or (None if untyped else False), partly
 
 
 def _suspect_of(encoding: str, dated: bool) -> Callable[[bytes], object] | None:

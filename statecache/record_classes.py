@@ -10,13 +10,20 @@ a UTC offset, the seconds are not written.
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, time, timedelta
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, get_origin
+from uuid import UUID
+
+import msgspec
 
 from statecache.signal_errors import pass_on
 
+_made = compile("", "<made>", "exec")
 _MASKS = ("*" * 10, b"*" * 10)
+_KEPT = (bytes, bytearray, memoryview, datetime, date, time, timedelta, Decimal, UUID)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -106,10 +113,30 @@ def shifted(given: datetime | time, got: Any) -> bool:
     return offset is not None and bool(offset.seconds % 60 or offset.microseconds) and given != got
 
 
+def is_equal_in_part(kind: Any) -> bool:
+    """Return whether `==` may pass over fields of a Struct, a dataclass or an attrs class."""
+    own = kind.__eq__
+    if hasattr(kind, "__struct_fields__"):
+        return own is not msgspec.Struct.__eq__
+    left_out = any(not one.compare for one in getattr(kind, "__dataclass_fields__", {}).values())
+    left_out = left_out or any(getattr(one, "eq", True) is False for one in getattr(kind, "__attrs_attrs__", ()))
+    return left_out or not getattr(own, "__code__", _made).co_filename.startswith("<")  # else made with the class
+
+
 def is_same(given: Any, got: Any) -> bool:
     """Return whether two values are equal; those that cannot be compared are not."""
     try:
         return (given == got) is True
+    except Exception as error:  # users' own classes take part
+        pass_on(error)
+        return False
+
+
+def is_same_throughout(given: Any, got: Any, dumped: Callable[[Any], Any]) -> bool:
+    """Return whether all fields of two values are equal, whatever their classes' `==` looks at."""
+    try:
+        plain, other = (msgspec.to_builtins(one, builtin_types=_KEPT, enc_hook=dumped) for one in (given, got))
+        return (plain == other) is True
     except Exception as error:  # users' own classes take part
         pass_on(error)
         return False

@@ -81,10 +81,11 @@ class _Model(NamedTuple):
 _NO_MODEL = _Model(frozenset(), ())
 
 
-def refuse_losses(value: Any, back: Any, key: str, *, typed: bool) -> None:
+def refuse_losses(value: Any, back: Any, key: str, *, typed: bool, compares: bool = True) -> None:
     """Raise CodecError for the first part of a value that would come back without what it holds.
 
-    `back` is what readers would get; `typed` says that they share a type with whoever writes.
+    `back` is what readers would get; `typed` says that they share a type with whoever writes; and `compares` that `==`
+    looks at all of both.
     """
     path: list[str] = []
     levels: list[Iterator[Pair]] = [iter([("", value, back)])]
@@ -107,7 +108,7 @@ def refuse_losses(value: Any, back: Any, key: str, *, typed: bool) -> None:
             reason = _MISREAD
         if reason:
             raise CodecError(key=key, path=spelled(path), reason=reason)
-        pairs = _pairs_of(given, got, alike=len(levels) <= _ALIKE_LEVELS)
+        pairs = _pairs_of(given, got, alike=compares and len(levels) <= _ALIKE_LEVELS)
         if pairs is None:
             path.pop()
             continue
