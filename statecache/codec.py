@@ -33,7 +33,7 @@ from statecache.record_classes import (
     is_same_throughout,
     name_of,
 )
-from statecache.schemas import judged, known_to, schema_of, versions
+from statecache.schemas import judged, schema_of, schemas_in, versions, with_name
 from statecache.set_order import dump_in_order, has_sets, in_order
 from statecache.signal_errors import pass_on
 from statecache.tuple_slots import refuse_namedtuples, slot_of
@@ -75,8 +75,8 @@ class Codec:
     """
 
     __slots__ = (
-        "_class", "_dated", "_open", "_partly", "_read", "_readers", "_sets", "_slot", "_suspect", "_twin", "_write",
-        "encoding", "known", "schema", "type",
+        "_by_class", "_class", "_dated", "_open", "_partly", "_read", "_readers", "_sets", "_slot", "_suspect", "_twin",
+        "_write", "encoding", "known", "schema", "type",
     )  # fmt: skip
 
     def __init__(self, type: Any = Any, *, encoding: Encoding = "json") -> None:  # noqa: A002
@@ -91,7 +91,8 @@ class Codec:
             self._dated, self._open, self._sets, self._partly = _traits_of(self.type)
             self._slot = None if self.type is Any else slot_of(self.type)
             self.schema = schema_of(self.type)
-            self.known = known_to(self.type)
+            self._by_class = schemas_in(self.type)
+            self.known = frozenset([self.schema, *self._by_class.values()])
         except Exception as error:  # type hints of users raise anything
             pass_on(error)
             raise UsageError(f"values of type {name_of(type)} cannot be stored: {error}") from error
@@ -115,9 +116,9 @@ class Codec:
 
     def schema_for(self, value: object) -> str:
         """Return the schema to write a value with: its class's own where this type is none, or a union of several."""
-        if value.__class__ is dict or not (self.type is Any or len(self.known) > 1):
-            return self.schema
-        return codec_for(Any, self.encoding).of(value).schema or self.schema
+        if self.type is Any and value.__class__ is not dict:
+            return self.of(value).schema
+        return self._by_class.get(value.__class__, self.schema) if self._by_class else self.schema
 
     def encode(self, value: Any, *, key: str, bytes_max: int, beside: int = 0) -> tuple[bytes, Any]:
         """Return the bytes to store, and the value that readers get; raise CodecError or LimitExceeded.
@@ -190,7 +191,9 @@ class Codec:
             value = self._readers[encoding](data)
         except Exception as error:  # users' own classes take part
             pass_on(error)
-            raise _error_of(error, key, "decoded", more=versions(schema, self.schema)) from error
+            raise _error_of(
+                error, key, "decoded", more=versions(schema, with_name(schema, self.known) or self.schema)
+            ) from error
         if self._dated and _may_be_naive[encoding](data):
             for path, node in walk(value, key):
                 if isinstance(node, datetime) and node.utcoffset() is None:
@@ -205,14 +208,14 @@ class Codec:
         """Raise SchemaNewer where writing this type over data of that schema would drop fields."""
         if not self.schema or schema in self.known:
             return
-        ours, path = self.schema, ""
-        if len(self.known) > 1:
-            ours = self.schema_for(self.decode(data, key=key, encoding=encoding))
+        ours, path = with_name(schema, self.known) or self.schema, ""
         verdict = judged(schema, ours)
         if verdict == "look":
-            self.decode(data, key=key, encoding=encoding)
+            value = self.decode(data, key=key, encoding=encoding)
             self._twin = self._twin or Twin(self.type)
-            path = self._twin.left_out(codec_for(Any).decode(data, key=key, encoding=encoding))
+            plain = codec_for(Any).decode(data, key=key, encoding=encoding)
+            path = self._twin.left_out(plain, lambda: msgspec.to_builtins(value, enc_hook=dumped))
+            ours = self.schema_for(value)
         if verdict == "newer" or path:
             raise SchemaNewer(key, stored=schema, ours=ours, path=path)
 

@@ -49,6 +49,31 @@ def name_of(kind: Any) -> str:
     return kind.__qualname__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
 
 
+def is_root(kind: Any) -> bool:
+    """Return whether a class is a pydantic model that stands for one value."""
+    return bool(getattr(kind, "__pydantic_root_model__", False))
+
+
+@lru_cache(maxsize=1000)
+def read_by(kind: Any) -> tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...]:
+    """Return the fields of a class of records, each with the paths by which it is read, the first one first."""
+    if hasattr(kind, "__struct_fields__"):
+        names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+        return tuple((name, ((shown,),)) for name, shown in names)
+    if not hasattr(kind, "__pydantic_fields__"):
+        own = getattr(kind, "__dataclass_fields__", None) or [one.name for one in kind.__attrs_attrs__]
+        return tuple((name, ((name,),)) for name in own)
+    config = getattr(kind, "model_config", None) or getattr(kind, "__pydantic_config__", None) or {}
+    by_name = config.get("validate_by_name") or config.get("populate_by_name")
+    found = []
+    for name, field in kind.__pydantic_fields__.items():
+        alias = field.validation_alias or field.alias or name
+        ways = alias.choices if hasattr(alias, "choices") else [alias]
+        paths = [(way,) if isinstance(way, str) else tuple(way.path) for way in ways]
+        found.append((name, (*paths, (name,)) if by_name else tuple(paths)))
+    return tuple(found)
+
+
 @lru_cache(maxsize=1000)
 def unread_fields(kind: Any) -> frozenset[str]:
     """Return the fields of a pydantic model that it writes by names by which it does not read them."""

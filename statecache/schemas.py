@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from msgspec import inspect
 
@@ -46,6 +46,7 @@ class Schema(NamedTuple):
 
 def schema_of(kind: Any) -> str:
     """Return the schema of a type, as it is stored; empty for plain data."""
+    kind = _unwrapped(kind)
     names = sorted(_names_in(kind))
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:_FINGERPRINT_DIGITS]
     fingerprint = f"#{digest}" if names else ""
@@ -55,10 +56,23 @@ def schema_of(kind: Any) -> str:
     return f"{owner.__qualname__}@{getattr(owner, '__schema_version__', 1)}{fingerprint}"
 
 
-def known_to(kind: Any) -> frozenset[str]:
-    """Return the schemas of values that a type reads whole: its own, and those of the classes of a union."""
-    classes = [part for part in _members_of(kind) if is_record(get_origin(part) or part)]
-    return frozenset(map(schema_of, [kind, *classes]))
+def schemas_in(kind: Any) -> dict[type, str]:
+    """Return the schemas of the classes that a union is of; none of what is no union."""
+    kind = _unwrapped(kind)
+    members = [_unwrapped(part) for part in (get_args(kind) if get_origin(kind) in (Union, UnionType) else ())]
+    return {get_origin(part) or part: schema_of(part) for part in members if is_record(get_origin(part) or part)}
+
+
+def _unwrapped(kind: Any) -> Any:
+    """Return what a name of a type, or a type with annotations, stands for."""
+    while get_origin(kind) is Annotated or hasattr(kind, "__supertype__") or hasattr(kind, "__value__"):
+        kind = kind.__origin__ if get_origin(kind) is Annotated else _meant(kind)
+    return kind
+
+
+def _meant(kind: Any) -> Any:
+    """Return what a NewType or an alias (`type Legs = list[Leg]`) stands for; None for what is neither."""
+    return getattr(kind, "__supertype__", None) or getattr(kind, "__value__", None)
 
 
 def judged(stored: str, ours: str) -> Literal["free", "newer", "look"]:
@@ -72,6 +86,12 @@ def judged(stored: str, ours: str) -> Literal["free", "newer", "look"]:
     if here.name and there.name == here.name and there.version != here.version:
         return "newer" if there.version > here.version else "free"
     return "look"
+
+
+def with_name(stored: str, known: Iterable[str]) -> str:
+    """Return which of several schemas is of the class of a stored one, in whatever version; empty for none."""
+    name = Schema.parse(stored).name
+    return next((one for one in known if name and Schema.parse(one).name == name), "")
 
 
 def common(schemas: Collection[str]) -> str:
@@ -101,15 +121,6 @@ def versions(stored: str, ours: str) -> str:
     if there.version > here.version:
         return f"{names}, which is older: read it where the newer release runs"
     return f"{names}: give namespace() an upgrade= from version {there.version} on"
-
-
-def _members_of(kind: Any) -> tuple[Any, ...]:
-    """Return the types of a union; none for what is no union."""
-    while (within := getattr(kind, "__supertype__", None) or getattr(kind, "__value__", None)) is not None:
-        kind = within
-    if get_origin(kind) is Annotated:
-        return _members_of(kind.__origin__)
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
 
 
 def _names_in(kind: Any) -> set[str]:
@@ -147,6 +158,7 @@ def _parts_of(info: Any) -> Iterator[tuple[str, Any]]:
         for name, field in model.model_fields.items() if is_model(model) else ():
             yield _stored(name, field), None
             yield from (("", part) for part in _within_model(field.annotation))
+        yield from (("", part) for part in _within_model(_extras_of(model)))
     else:
         for name in info.__struct_fields__:
             parts = getattr(info, name)
@@ -167,7 +179,8 @@ class _InModel(NamedTuple):
         except Exception as error:  # type hints of users raise anything
             pass_on(error)
             hints = {}
-        names = [one.name for one in fields(self.cls)] if is_dataclass(self.cls) else self.cls.__annotations__
+        own = [one.name for one in fields(self.cls)] if is_dataclass(self.cls) else getattr(self.cls, "_fields", None)
+        names = self.cls.__annotations__ if own is None else own
         known = getattr(self.cls, "__pydantic_fields__", {})
         for at, name in enumerate(names):
             yield f"{at} {name}" if issubclass(self.cls, tuple) else _stored(name, known.get(name)), None
@@ -180,6 +193,19 @@ def _stored(name: str, field: Any) -> str:
     return name if alias == name else f"{name} {alias}"
 
 
+def _extras_of(model: Any) -> Any:
+    """Return the type of the extra fields that a model keeps, where it names one."""
+    name = "__pydantic_extra__"
+    named = [one for one in getattr(model, "__mro__", ()) if name in vars(one).get("__annotations__", {})]
+    if not named or named[0].__module__.startswith("pydantic."):
+        return None
+    try:
+        return get_type_hints(named[0]).get(name)
+    except Exception as error:  # type hints of users raise anything
+        pass_on(error)
+        return None
+
+
 def _is_typed_dict(kind: type) -> bool:
     return issubclass(kind, dict) and hasattr(kind, "__total__")
 
@@ -190,13 +216,20 @@ def _within_model(annotation: Any) -> Iterator[Any]:
     todo = [annotation]
     while todo:
         part = todo.pop()
-        if isinstance(part, type) and (is_dataclass(part) or _is_typed_dict(part) or hasattr(part, "_fields")):
-            yield _InModel(part)
+        owner = get_origin(part) or part
+        if isinstance(owner, type) and (is_dataclass(owner) or _is_typed_dict(owner) or hasattr(owner, "_fields")):
+            yield _InModel(owner)
         elif is_record(part):
             yield inspect.type_info(part)
-        owner = get_origin(part) or part
-        alias = getattr(owner, "__value__", None) or getattr(owner, "__supertype__", None)  # `type Legs = list[Leg]`
-        if alias is not None and not any(one is alias for one in seen):
-            seen.append(alias)
-            todo.append(alias)
+        for meant in (_meant(owner), *_bounds(owner)):
+            if meant is not None and not any(one is meant for one in seen):
+                seen.append(meant)
+                todo.append(meant)
         todo += get_args(part)
+
+
+def _bounds(kind: Any) -> tuple[Any, ...]:
+    """Return the types that a type variable is read as where nobody says which."""
+    if not isinstance(kind, TypeVar):
+        return ()
+    return (kind.__bound__, getattr(kind, "__default__", None), *kind.__constraints__)

@@ -22,8 +22,8 @@ def _row(names: str) -> tuple[str, ...]:
 LAYERS = (
     _row("model mutations changes checkpoints checkpoint_policy erasure retention agent_run")
     + _row("error_facts errors history_errors signal_errors"),
-    _row("keys record_classes set_order value_loss unread tuple_slots schemas expiry codec upgrading records entries")
-    + _row("resp near zstd history rules"),
+    _row("keys record_classes set_order value_loss unread_by_model unread tuple_slots schemas expiry codec upgrading")
+    + _row("records entries resp near zstd history rules"),
     _row("lua sql settings clock backoff concurrency _process _signals _tls"),
     ("statecache.commit_protocol", "statecache.redis_errors", "statecache.call_notes"),
     ("statecache.core",),

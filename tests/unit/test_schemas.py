@@ -12,7 +12,7 @@ import msgspec
 import pydantic
 import pytest
 
-from statecache import SchemaNewer
+from statecache import CodecError, SchemaNewer
 from statecache.codec import codec_for
 from statecache.model import Encoding
 from statecache.schemas import Schema, common, judged, schema_of
@@ -108,6 +108,10 @@ class Row(msgspec.Struct, array_like=True):
     second: int = 0
 
 
+class Place(msgspec.Struct, array_like=True, tag=True):
+    first: int
+
+
 class Tagged(msgspec.Struct, tag=True, omit_defaults=True):
     name: str
     below: dict[int, Run] = {}
@@ -130,6 +134,8 @@ class Deep(pydantic.BaseModel):
         (Box, {"runs": [{"step": 1}, {"step": 1, "x": 1}]}, "$.runs[1].x"),
         (Row, [1], ""),
         (Row, [1, 2, 3], "$[2]"),
+        (Row, [1, 2, 3, 4], "$[2]"),
+        (list[Place], [["Place", 1], ["Place", 1, 2, 3]], "$[1][2]"),
         (Tagged, {"type": "Tagged", "name": "a", "below": {"1": {"step": 1}}}, ""),
         (Tagged, {"type": "Tagged", "name": "a", "below": {"1": {"step": 1, "x": 1}}}, "$.below['1'].x"),
         (Tree, {"below": [{"below": [{"x": 1}]}]}, "$.below[0].below[0].x"),
@@ -148,7 +154,7 @@ def test_what_a_type_leaves_out_is_found(encoding: Encoding, kind: Any, plain: A
         plain = plain | {"below": {int(name): below for name, below in plain["below"].items()}}
         path = path.replace("'1'", "1")
     data = (msgspec.json if encoding == "json" else msgspec.msgpack).encode(plain)
-    assert Twin(kind).left_out(codec_for(Any, encoding).decode(data, key=KEY)) == path
+    assert Twin(kind).left_out(codec_for(Any, encoding).decode(data, key=KEY), dict) == path
 
 
 def test_what_may_hold_more_than_its_typed_dict_names_is_looked_at_even_where_all_names_are_the_same() -> None:
@@ -195,6 +201,21 @@ def test_the_version_of_a_class_counts_where_the_type_is_a_union_with_it(encodin
         assert new.update("42", lambda refund: R2(refund.amount * 100)).value == R2(500)
 
 
+@both
+def test_a_version_that_cannot_be_read_as_a_member_of_a_union_counts_too(encoding: Encoding) -> None:
+    newer = release("Refund", 2, amount=(str,))
+    with memory(shards=1) as cache:
+        new, old = (cache.namespace("runs", type=kind | None, encoding=encoding) for kind in (newer, R1))
+        state = new.set("42", newer("5 EUR"))
+        with pytest.raises(SchemaNewer, match="Refund@2"), old.transaction("42") as tx:
+            tx.set("42", R1(1))
+        with pytest.raises(SchemaNewer, match="Refund@2"):
+            old.set("42", R1(1), expected=state.change_id)
+        with pytest.raises(CodecError, match="written as Refund@2, and is read as Refund@1, which is older"):
+            old.get("42")
+        assert new.update("42", lambda refund: refund).version == 2
+
+
 def test_what_was_written_as_a_union_is_still_written_over() -> None:
     data, old, new = b'{"amount":5}', codec_for(R1 | None), codec_for(R2 | None)
     assert old.schema == new.schema == schema_of(R1 | None)
@@ -221,6 +242,9 @@ class Done(msgspec.Struct, tag=True):
         (Annotated[Account | None, msgspec.Meta(description="whose")], ACCOUNT, Account),
         (NewType("Refunds", R1 | None), R1(1), R1),
         (list[Run] | None, [Run(1)], list[Run] | None),
+        (Shelf[Run] | None, Shelf((), None), Shelf[Run]),  # type: ignore[arg-type]
+        (Annotated[Run, msgspec.Meta(description="which")], Run(1), Run),
+        (Annotated[Run, msgspec.Meta(description="which")] | None, Run(1), Run),
         (Run, Run(1), Run),
         (Any, Run(1), Run),
         (Any, {"a": 1}, Any),

@@ -9,9 +9,8 @@ from dataclasses import make_dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 from hashlib import sha256
-from random import random
 from re import fullmatch
-from typing import Any, NamedTuple, NewType
+from typing import Any, Generic, NamedTuple, NewType, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -48,6 +47,7 @@ T2 = msgspec.defstruct("T", [("a", int), ("z", int, 0)], frozen=True, tag=True)
 U = msgspec.defstruct("U", [("a", int), ("z", int, 0)], frozen=True, tag=True)
 M1, M2 = _model(a=int), _model(a=int, z=(int, 0))
 NONE: set[Any] = {frozenset()}
+T = TypeVar("T")
 STRUCTS = (K1, K1(1)), (K2, K2(1, 7))
 TAGGED = (T1, T1(1)), (T2, T2(1, 7))
 MODELS = (M1, M1(a=1)), (M2, M2(a=1, z=7))
@@ -100,6 +100,43 @@ def _path(ours: Any, data: bytes, schema: str, encoding: Encoding) -> str:
     return path
 
 
+class Page1(te.TypedDict, Generic[T]):
+    of: T
+
+
+class Page2(te.TypedDict, Generic[T]):
+    of: T
+    z: te.NotRequired[int]
+
+
+Page, PAGES = Page1, ((Page1, {"of": 1}), (Page2, {"of": 1, "z": 7}))
+Page1.__qualname__ = Page2.__qualname__ = "Page"
+
+
+def _bound(kind: Any, part: Any) -> tuple[Any, Any]:
+    of: Any = TypeVar("of", bound=kind)
+
+    class Bound(pydantic.BaseModel, Generic[of]):
+        of: of
+
+    return _run(Bound, Bound(of=part))
+
+
+def _again(kind: Any, part: Any) -> tuple[Any, Any]:
+    pair: Any = NamedTuple("Pair", [("of", kind)])
+
+    class Again(pair):
+        pass
+
+    return _run(Again, Again(part))
+
+
+def _extras(kind: Any, part: Any) -> tuple[Any, Any]:
+    space = {"__annotations__": {"__pydantic_extra__": dict[str, kind]}, "model_config": {"extra": "allow"}}
+    made = type("Extras", (pydantic.BaseModel,), space)
+    return made, made(x=part)
+
+
 SHAPES: dict[str, tuple[Any, Any, str]] = {
     "set": (STRUCTS, lambda k, one: (set[k], {one}), "$[0].z"),
     "set of frozensets": (
@@ -123,6 +160,11 @@ SHAPES: dict[str, tuple[Any, Any, str]] = {
     "deque in a dataclass": (MODELS, _in_dataclass, "$.q.q[0].z"),
     "dataclass": (LINES, lambda k, one: _run(list[k], [one]), "$.q[0].z"),
     "new type": (MODELS, lambda k, one: _run(list[NewType("K", k)], [one]), "$.q[0].z"),
+    "generic typed dict": (CALLS, lambda k, one: _run(Page[k], {"of": one}), "$.q.of.z"),
+    "generic typed dict of its own": (PAGES, lambda k, one: _run(k[int], one), "$.q.z"),
+    "bound": (MODELS, _bound, "$.q.of.z"),
+    "named again": (MODELS, _again, "$.q[0].z"),
+    "extras": (MODELS, _extras, "$.x.z"),
     "sequence": (MODELS, lambda k, one: _run(Sequence[k], [one]), "$.q[0].z"),
     "mapping": (MODELS, lambda k, one: _run(Mapping[int, k], {5: one}), "$.q['5'].z"),
     "namedtuple": (MODELS, _pair, "$.q[0].z"),
@@ -217,91 +259,3 @@ def test_the_fields_of_what_was_always_named_have_the_fingerprints_that_they_had
     kept = _model(lines=list[line], first=M1 | None, more=dict[str, M1], any=Any)
     names = ["Run.lines", "Run.first", "Run.more", "Run.any", "Run.a", "Line.at", "Line.by"]
     assert schema_of(kept) == f"Run@1#{sha256(chr(10).join(sorted(names)).encode()).hexdigest()[:8]}"
-
-
-class Written(pydantic.BaseModel):
-    """Writes a name that it does not read, as LlamaIndex's models do."""
-
-    text: str = pydantic.Field("", alias="txt")
-    below: list[Written] = []
-
-    @pydantic.model_serializer(mode="wrap")
-    def with_name(self, dump: Any) -> Any:
-        return dump(self) | {"class_name": "Written"}
-
-
-class Open(pydantic.BaseModel, extra="allow"):
-    __pydantic_extra__: dict[str, M1]
-    old: str = pydantic.Field("", validation_alias=CHOICES("new", "old"))
-
-
-class First(pydantic.BaseModel):
-    q: M1 | M2 = pydantic.Field(union_mode="left_to_right")
-
-
-class Lenient(pydantic.BaseModel):
-    q: pydantic.OnErrorOmit[M1] | None = None
-    r: list[pydantic.OnErrorOmit[M1]] = []
-
-
-class Renaming(pydantic.BaseModel):
-    title: str
-    number: float = pydantic.Field(default_factory=random)
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def named(cls, data: Any) -> Any:
-        return {"title": data["name"]} | {at: data[at] for at in data if at != "name"} if "name" in data else data
-
-
-class Dumb(pydantic.BaseModel):
-    """Cannot be written."""
-
-    a: int
-
-    @pydantic.field_serializer("a")
-    def no(self, _: int) -> int:
-        raise LookupError
-
-
-Quoted = te.TypedDict("Quoted", {'a"b': int})
-
-
-class Earlier(Renaming):
-    """Is of a pydantic that cannot be told to forbid extra fields."""
-
-    inner: M1 | None = pydantic.Field(None, validation_alias=CHOICES("inner", "former"))
-
-    @classmethod
-    def model_validate_json(cls, json_data: Any) -> Any:  # type: ignore[override]
-        return super().model_validate_json(json_data)
-
-
-@both
-@pytest.mark.parametrize(
-    ("kind", "plain", "path"),
-    [
-        (Written, {"txt": "a", "class_name": "Written", "below": [{"txt": "b", "class_name": "Written"}]}, ""),
-        (Written, {"txt": "a", "class_name": "Written", "more": 1}, "$.more"),
-        (Written, {"txt": "a", "class_name": "W", "below": [{}, {"txt": "b", "more": 1}]}, "$.below[1].more"),
-        (list[Written], [{"txt": "a", "class_name": "Written"}, {"class_name": "a", "text": 1}], "$[1].text"),
-        (Open, {"old": "a", "x": {"a": 1}, "y": {"a": 2}}, ""),
-        (Open, {"old": "a", "x": {"a": 1}, "y": {"a": 2, "z": 7}}, "$.y.z"),
-        (First, {"q": {"a": 1}}, ""),
-        (First, {"q": {"a": 1, "z": 7}}, "$.q.z"),
-        (Lenient, {"r": [{"a": 1}]}, ""),
-        (Lenient, {"r": [{"a": 1}, {"a": 1, "z": 7}, {"a": 1}]}, "$.r[2]"),
-        (Dumb, {"a": 1}, ""),
-        (Dumb, {"a": 1, "z": 1}, "$.z"),
-        (Quoted, {'a"b': 1}, ""),
-        (Renaming, {"name": "a", "number": 2}, ""),
-        (Renaming, {"name": "a"}, ""),
-        (Renaming, {"name": "a", "more": 1}, "$.more"),
-        (Earlier, {"name": "a", "number": 2, "inner": {"a": 1}}, ""),
-        (Earlier, {"name": "a", "number": 2, "more": 1}, "$.more"),
-        (Earlier, {"name": "a", "number": 2, "former": {"a": 1, "z": 7}}, "$.former"),
-    ],
-)
-def test_what_a_model_reads_in_its_own_way_is_kept(encoding: Encoding, kind: Any, plain: Any, path: str) -> None:
-    library: Any = msgspec.json if encoding == "json" else msgspec.msgpack
-    assert _path(kind, library.encode(plain), "Run@1#0", encoding) == path
