@@ -16,7 +16,9 @@ from statecache.adapters.langgraph import StateCacheStore
 from statecache.adapters.langgraph.store import items
 from statecache.adapters.langgraph.store.documents import ITEM_BYTES_MAX
 from statecache.adapters.langgraph.store.names import item_name
+from statecache.adapters.langgraph.store.vectors import TEXTS_MAX
 from statecache.adapters.plans import call
+from statecache.rules.vectors import VECTORS_MAX
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flushing
 from tests.support.langgraph_items import Letters, Waiting
@@ -132,6 +134,7 @@ async def test_an_item_of_very_many_texts_is_found_by_its_first_hundred(cache: A
     await store.aput(ADA, "many", {"lines": ["aaa", *["bbb"] * 200], "last": "zzz"})
     await store.aput(ADA, "other", {"lines": ["bbbc"]})
     assert sum(map(len, letters.asked)) == 3
+    assert TEXTS_MAX == VECTORS_MAX
     found = await store.asearch(ADA, query="aaa")
     assert [one.key for one in found] == ["many", "other"]
     assert found[0].score == pytest.approx(1.0)

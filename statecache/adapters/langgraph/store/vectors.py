@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from langgraph.store.base import ensure_embeddings, get_text_at_path, tokenize_path
 
 from statecache import UsageError
-from statecache.rules.vectors import VECTORS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from langgraph.store.base import IndexConfig, PutOp
 
+TEXTS_MAX = 100
+"""How many texts of an item are embedded: a value with more vectors counts as having none."""
 _FLOAT = "f"
 _WHOLE = "$"
 
@@ -68,7 +69,7 @@ class Index:
     def texts_of(self, put: PutOp) -> dict[str, str]:
         """Return the texts of an item that are embedded, by path; a number follows where a path leads to several.
 
-        They are its first VECTORS_MAX: a value with more vectors counts as having none.
+        They are its first TEXTS_MAX.
         """
         if put.value is None or put.index is False:
             return {}
@@ -76,7 +77,7 @@ class Index:
         for path in self._fields if put.index is None else put.index:
             texts = get_text_at_path(dict(put.value), path if path == _WHOLE else tokenize_path(path))
             found |= {f"{path}.{at}" if len(texts) > 1 else path: text for at, text in enumerate(texts)}
-        return dict(islice(found.items(), VECTORS_MAX))
+        return dict(islice(found.items(), TEXTS_MAX))
 
     def _checked(self, texts: Sequence[str], vectors: Sequence[Sequence[float]]) -> list[list[float]]:
         if len(vectors) != len(texts):
@@ -126,7 +127,7 @@ def has_zeros(document: Mapping[str, Any], dims: int) -> bool:
 
 def _vectors(document: Mapping[str, Any], dims: int) -> list[array[float]]:
     held: Mapping[str, str] = document.get("vectors") or {}
-    if len(held) > VECTORS_MAX:
+    if len(held) > TEXTS_MAX:
         return []
     found: list[array[float]] = [array(_FLOAT, b64decode(one)) for one in held.values()]
     return [one for one in found if len(one) == dims]
