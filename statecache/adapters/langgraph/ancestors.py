@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from statecache import PostgresUnavailable
 from statecache.adapters.langgraph.documents import Document, holds_checkpoint, own, place_of
 from statecache.adapters.langgraph.names import checkpoint_segment
 from statecache.adapters.langgraph.own_states import own_among
@@ -43,21 +44,26 @@ def delta_channels(document: Document) -> set[str]:
 class Ancestors:
     """The ancestors of a checkpoint, from the nearest on.
 
-    They are mostly the checkpoints before it, so pages of these are read, each larger than the one before.
+    They are mostly the checkpoints before it, so pages of these are read, each larger than the one before; where
+    Postgres is away, which lists them, each by itself, as Redis holds it.
     """
 
     def __init__(self, place: Place, document: Document | None) -> None:
         self._place, self._child = place, document
         self._known: dict[str, Document] = {}
         self._pages = 0
+        self._are_listed = True
 
     def older(self) -> Plan[Document | None]:
         """Return the next ancestor, or None where there is none, or it is gone."""
         parent_id = self._child["parent_checkpoint_id"] if self._child is not None else None
         if self._child is None or parent_id is None:
             return None
-        if parent_id not in self._known:
-            found = yield from page_after(self._place, self._child["checkpoint_id"], self._pages)
+        if parent_id not in self._known and self._are_listed:
+            try:
+                found = yield from page_after(self._place, self._child["checkpoint_id"], self._pages)
+            except PostgresUnavailable:
+                found, self._are_listed = [], False
             self._known, self._pages = {one["checkpoint_id"]: one for one in found}, self._pages + 1
         self._child = self._known.pop(parent_id, None) or (yield from document_of(self._place, parent_id))
         return self._child

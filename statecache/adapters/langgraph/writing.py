@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache import Delete, DurabilityNotMet, NotFound, OutcomeUnknown, Set, StateCacheError, VersionConflict
+from statecache import (
+    Delete,
+    DurabilityNotMet,
+    NotFound,
+    OutcomeUnknown,
+    PostgresUnavailable,
+    Set,
+    StateCacheError,
+    VersionConflict,
+)
 from statecache.adapters.langgraph.documents import (
     WRITES_BYTES_MAX,
     WRITING_TASKS_MAX,
@@ -39,6 +48,8 @@ _TEXT_MAX = PIECE_BYTES_MAX * 4 // 3
 """How long the base64 of a piece is at most."""
 _STATES_PER_COMMIT = 200
 """Of how many states one commit is that holds the writes of several tasks."""
+_AWAY_MAX = 1
+"""How often a checkpoint that Redis does not hold is looked for again where Postgres is away."""
 _UNCHANGED, _ELSEWHERE, _ABSENT, _FULL = "unchanged", "elsewhere", "absent", "full"
 """Why nothing is written to a checkpoint's state."""
 
@@ -62,6 +73,10 @@ def put_writes(place: Place, checkpoint_id: str, tasks: Mapping[str, Sequence[Do
             break
         except Declined as declined:
             why = declined.args[0]
+        except PostgresUnavailable:  # which says whether there is one that Redis does not hold
+            if attempt == _AWAY_MAX:
+                raise
+            continue  # the checkpoint itself may be on its way: LangGraph puts it at the same moment
         if why == _UNCHANGED:
             return (yield from proven(name))
         if why == _ELSEWHERE:
