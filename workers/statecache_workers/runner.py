@@ -239,12 +239,17 @@ class Runner:
         return flushed and self.worker.primary.has_kept(self._stopped_at)
 
     async def _still_behind(self) -> int | None:
-        """Count what is left by the newest heads that can be had; None where they, or an old primary, never could."""
-        with contextlib.suppress(Unavailable, TimeoutError):
+        """Count what is left by the newest heads; None where none were told since the draining began.
+
+        None as well where an old primary holds what was not kept.
+        """
+        told = self._targets is not None or not self.worker.holdings
+        with contextlib.suppress(Unavailable, ConfigurationError, TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await self.worker.look()
+                told = True
         heads = self.worker.positions()
-        known = heads is not None and self.worker.primary.has_kept(self._stopped_at)
+        known = told and self.worker.primary.has_kept(self._stopped_at)
         return self.worker.behind(heads) if heads is not None and known else None
 
     async def _drain(self) -> None:

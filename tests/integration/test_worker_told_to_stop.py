@@ -1,0 +1,71 @@
+"""A worker that is told to stop while a server does not answer: what it says is left, and how soon it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import Settings
+from statecache_workers.runner import LEFT, Runner
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import Agents, Log
+from tests.support.failed_over import until
+from tests.support.fault_proxy import FaultProxy
+
+pytestmark = pytest.mark.counts_seconds
+
+TIMEOUT_S, DRAIN_S = 0.5, 1.0
+
+
+class Told:
+    """A worker's process in this one, whose networks can fall silent, and what it said as it ended."""
+
+    def __init__(self, settings: Settings, log: Log) -> None:
+        self.runner = Runner(settings)
+        self.task = asyncio.create_task(self.runner.run())
+        self._log = log
+
+    async def stopped(self) -> dict[str, Any]:
+        """Return what it says once it has stopped."""
+        assert await self.task == LEFT
+        (told,) = self._log.of("stopped")
+        return told
+
+
+@pytest.fixture
+async def told(settings: Settings, proxy: FaultProxy, postgres_proxy: FaultProxy, log: Log) -> AsyncIterator[Told]:
+    """A worker at work, through proxies."""
+    quick = {"timeout_s": TIMEOUT_S, "hydrate_token_s": TIMEOUT_S, "connect_timeout_s": TIMEOUT_S, "drain_s": DRAIN_S}
+    made = Told(through(settings.model_copy(update=quick), redis=proxy, postgres=postgres_proxy), log)
+    await until(lambda: made.runner.worker.ready)
+    yield made
+    made.task.cancel()
+    await asyncio.wait([made.task])
+
+
+async def test_what_is_left_is_unknown_where_redis_has_not_answered_since(
+    told: Told, agents: Agents, proxy: FaultProxy
+) -> None:
+    """It has never seen what was committed last, though all that it has seen is flushed."""
+    proxy.freeze()
+    agents.commit(agents.key_on(0))
+    told.runner.signalled()
+    assert (await told.stopped())["left"] is None
+
+
+async def test_what_is_left_is_counted_where_redis_falls_silent_later(
+    told: Told, agents: Agents, proxy: FaultProxy, psql: psycopg.Connection[Any]
+) -> None:
+    """Somebody holds the rows meanwhile."""
+    with psql.transaction():
+        psql.execute("SELECT FROM shard FOR UPDATE")
+        for i in range(3):
+            agents.commit((agents.key_on(0), str(i)))
+        told.runner.signalled()
+        await until(lambda: told.runner._targets)
+        proxy.freeze()
+        assert (await told.stopped())["left"] == 3
