@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import pytest
 
 from statecache import AsyncStateCache, Forked, Settings
 from statecache.testing.valkey import Valkey
+from statecache_workers.runner import DRAINED, LEFT, Runner
 from statecache_workers.worker import Worker
+from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushed, rows
 from tests.fixtures.servers import MakeSettings, Site, plain_client
 from tests.support.failed_over import BOUND_S, QUICK, failed_over, old_and_new, until, working
+from tests.support.fault_proxy import FaultProxy
 
 SHARDS = (0, 1, 2, 3)
 
@@ -233,3 +237,54 @@ async def test_what_is_kept_is_told_now_and_then(
     now[0] += 10
     await idle.turn()
     assert _told(log) == 40
+
+
+@asynccontextmanager
+async def _running(settings: Settings, *, taking: bool, drain_s: float) -> AsyncIterator[tuple[Runner, Any]]:
+    """Have a worker's process at work in this one that has seen an old primary go on, with shards or without."""
+    runner = Runner(settings.model_copy(update={"drain_s": drain_s}))
+    runner.worker.taking = taking
+    task = asyncio.create_task(runner.run())
+    await until(lambda: runner.worker.primary.told and bool(runner.worker.holdings) is taking)
+    yield runner, task
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("taking", [True, False])
+async def test_a_worker_that_is_told_to_stop_on_an_old_primary_keeps_first_what_that_has_taken(
+    parted: Parted, monkeypatch: pytest.MonkeyPatch, log: Log, taking: bool
+) -> None:
+    """What is kept is not left, whether the shards are its own or another worker's by then."""
+    monkeypatch.setattr("statecache.core.epoch.rescue._PAGE", 3)
+    monkeypatch.setattr("statecache.core.epoch.beside._PAGES_MAX", 2)
+    async with _running(parted.here, taking=taking, drain_s=BOUND_S) as (runner, task):
+        parted.take(*SHARDS * 20)
+        runner.signalled()
+        assert await task == DRAINED
+    assert parted.is_all_kept()
+    (stopped,) = log.of("stopped")
+    assert stopped["left"] == 0
+    assert stopped["seconds"] < BOUND_S
+    assert not log.of("not_rescued")
+    assert _told(log) == len(parted.taken)
+
+
+@pytest.mark.counts_seconds
+async def test_a_worker_that_is_told_to_stop_says_what_it_could_not_keep_of_an_old_primary(
+    parted: Parted, pair: tuple[Valkey, Valkey], log: Log
+) -> None:
+    here = parted.here.model_copy(update={"timeout_s": 0.5, "hydrate_token_s": 0.5})
+    async with (
+        FaultProxy("127.0.0.1", pair[0].port) as network,
+        _running(through(here, redis=network), taking=False, drain_s=0.5) as (runner, task),
+    ):
+        network.freeze()
+        parted.take(*SHARDS)
+        runner.signalled()
+        assert await task == LEFT
+    (stopped,) = log.of("stopped")
+    assert stopped["left"] is None
+    (told,) = log.of("not_rescued")
+    assert told["alarm"]
+    assert parted.old.meta(0)["replid"] in told["detail"]

@@ -313,6 +313,24 @@ async def test_a_worker_that_is_told_to_stop_says_that_an_old_primary_was_not_re
     assert await runner.task == LEFT
     (stopped,) = log.of("stopped")
     assert stopped["left"] is None
+    assert any(line.get("alarm") for line in log.of("not_rescued"))
+
+
+async def test_a_worker_that_is_told_to_stop_looks_first_whether_its_primary_is_an_old_one(
+    shard: World, log: Log
+) -> None:
+    """It looks now and then, and has not looked since the new one has begun an epoch."""
+    old, new = parted(shard, KEY)
+    runner = Runner(shard.on(old, lease_s=600.0, lease_renew_s=60.0, drain_s=BOUND_S))
+    task = asyncio.create_task(runner.run())
+    await until(lambda: runner.worker.ready and not runner.worker.expiry.busy)
+    async with AsyncStateCache(settings=shard.on(new)) as agent:
+        await agent.set("runs/43", "new")
+    taken = [shard.put(old, f"runs/{number}", number) for number in range(20)]
+    runner.signalled()
+    assert await task == DRAINED
+    assert shard.conflicts() == {one.change_id for one in taken}
+    assert log.of("split_brain")
 
 
 async def test_an_old_primary_that_becomes_a_replica_as_the_address_is_dialled_goes_on_no_more(

@@ -10,7 +10,7 @@ at an old primary that goes on. Nobody but the worker itself can leave it then.
     another  the next turn works on it. One connection to the old primary stays open, and what that takes is kept beside
              the turns (`split_brain`), for connections of agents may have stayed there too
 
-A worker that is told to stop keeps first what those have taken until then.
+A worker that is told to stop keeps first what old primaries have taken until then, the one that it works on too.
 """
 
 from __future__ import annotations
@@ -83,13 +83,29 @@ class Primary:
         """The replids of the old primaries that were left and are still reached."""
         return [server for server, (task, _) in self._left.items() if not task.done()]
 
+    def kept_upto(self, shard: int) -> int:
+        """Return up to which n all is kept of what a shard of the worker's own server holds beside the lineage."""
+        return self._split_brain.kept_upto(shard)
+
+    def look_soon(self, since: float) -> None:
+        """Look once more, where none has begun since then, whether a server goes on beside the lineage."""
+        for watch in [self._split_brain, *(watch for _, watch in self._left.values())]:
+            watch.look_soon(since)
+
     def has_kept(self, since: float) -> bool:
         """Return whether all is kept that old primaries had taken by then, as far as they are still reached."""
-        for task, watch in self._left.values():
-            watch.look_soon()
-            if not task.done() and watch.kept_at < since:
-                return False
-        return True
+        self.look_soon(since)
+        return all(watch.kept_at >= since for watch in self._reached())
+
+    def stop(self, since: float) -> None:
+        """Tell of what old primaries had taken by then that is not kept, as far as they are still reached."""
+        for watch in self._reached():
+            watch.stop(since)
+
+    def _reached(self) -> list[SplitBrain]:
+        """Return the watches of servers that go on beside the lineage, those that were left and the worker's own."""
+        left = [watch for task, watch in self._left.values() if not task.done()]
+        return [*left, self._split_brain] if self.told else left
 
     async def connect(self) -> Link:
         """Return the connection to work on, another one where the old one broke, or the address has moved."""
@@ -101,6 +117,7 @@ class Primary:
         if self.link is None or not self.link.alive:
             await self._leave_waker()
             self.link = await worker_link(self._redis, self._keys, self._settings)
+            self._split_brain.begin_anew()
             self._changed()
         return self.link
 

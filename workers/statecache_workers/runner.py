@@ -1,7 +1,8 @@
 """The process: signals in, JSON lines out, an exit status at the end.
 
 SIGTERM or SIGINT: what stands in the streams at that moment is flushed, for at most `drain_s`, and so is what the
-worker itself was deleting because it has ended; then the shards are given back and what is left is logged. A second
+worker itself was deleting because it has ended. What old primaries have taken by then is kept in `conflict`, as far as
+they are reached, within the same time. Then the shards are given back and what is left is logged. A second
 signal cuts the draining short. Outages are waited out, at the start too, with ever longer pauses. Statuses: 0
 everything flushed, 1 something left, 3 configuration, 4 a server that will never let us in.
 
@@ -68,7 +69,8 @@ class Runner:
         self._hurry = asyncio.Event()
         self._connected = False
         self._troubled = False
-        self._stopped_at = 0.0
+        self._until = 0.0
+        """Until when old primaries have taken what is to be kept before the end."""
         self._targets: dict[int, int] | None = None
         """Where the streams ended when the draining began; None until Redis has told."""
 
@@ -207,10 +209,11 @@ class Runner:
 
     async def _end(self) -> int:
         """Drain with a deadline, give the shards back, log what is left, and return the exit status."""
-        begun = self._stopped_at = monotonic()
+        begun = self._until = monotonic()
         worker = self.worker
         worker.taking = False
         worker.expiry.end()
+        worker.primary.look_soon(begun)
         self.pulse.draining = True
         say("draining", owned=len(worker.holdings), within_s=self._settings.drain_s)
         left = await self._drained()
@@ -220,7 +223,8 @@ class Runner:
 
     async def _drained(self) -> int | None:
         """Flush what stands in the streams now, and return how much is left in the end; None where unknown."""
-        if not (self.worker.holdings or self.worker.primary.left):
+        worker = self.worker
+        if not (worker.holdings or worker.primary.left or worker.primary.told):
             return 0
         draining = asyncio.ensure_future(self._drain())
         hurried = asyncio.ensure_future(self._hurry.wait())
@@ -232,11 +236,13 @@ class Runner:
         await asyncio.wait(both)
         if not draining.cancelled() and (error := draining.exception()) is not None:
             warn("not_drained", detail=str(error))
-        return 0 if self._is_drained() else await self._still_behind()
+        left = 0 if self._is_drained() else await self._still_behind()
+        worker.primary.stop(self._until)
+        return left
 
     def _is_drained(self) -> bool:
         flushed = self._targets is not None and not self.worker.behind(self._targets)
-        return flushed and self.worker.primary.has_kept(self._stopped_at)
+        return flushed and self.worker.primary.has_kept(self._until)
 
     async def _still_behind(self) -> int | None:
         """Count what is left by the newest heads; None where none were told since the draining began.
@@ -249,7 +255,7 @@ class Runner:
                 await self.worker.look()
                 told = True
         heads = self.worker.positions()
-        known = told and self.worker.primary.has_kept(self._stopped_at)
+        known = told and self.worker.primary.has_kept(self._until)
         return self.worker.behind(heads) if heads is not None and known else None
 
     async def _drain(self) -> None:
@@ -258,7 +264,7 @@ class Runner:
             self._recovered()
             if self._targets is None and not self.worker.expiry.busy:
                 await self.worker.look()
-                self._targets = self.worker.positions()
+                self._targets, self._until = self.worker.positions(), monotonic()
             if not more and not self._is_drained():
                 await self._pause(0.05)
 

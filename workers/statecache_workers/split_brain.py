@@ -58,11 +58,11 @@ class SplitBrain:
         self._ownership = ownership
         self._postgres = postgres
         self._monotonic = monotonic
-        self._next, self._first = monotonic(), 0
+        self._next, self._first, self._looked_at = monotonic(), 0, -inf
         self._tells, self._told_of = -inf, 0
         self._soon, self._is_primary = asyncio.Event(), True
         self.kept_at = -inf
-        """Up to when all is kept that the server had taken, once the worker has left it, on the monotonic clock."""
+        """Up to when all is kept that the server had taken, on the monotonic clock."""
 
     @property
     def rescued(self) -> int:
@@ -71,14 +71,26 @@ class SplitBrain:
 
     async def look(self, link: Link, database: Database) -> bool:
         """Look, where it is time, and keep a piece of what is found; return whether there is more to be kept now."""
-        if self._monotonic() < self._next:
+        begun = self._monotonic()
+        if begun < self._next:
             return False
+        self._looked_at = begun
         if not self.told and not await self._is_doubtful(link, database):
             self._next = self._monotonic() + self._settings.lease_s
             return False
-        more = bool(await self._keep(link))
+        more = await self._keep(link)
+        if more is False:
+            self.kept_at = begun
         self._next = self._monotonic() + (0.0 if more else self._settings.lease_renew_s)
-        return more
+        return bool(more)
+
+    def kept_upto(self, shard: int) -> int:
+        """Return up to which n all is kept that a shard holds beside the lineage; 0 where nothing is known of that."""
+        return self._gate.kept_upto(shard) if self.told else 0
+
+    def begin_anew(self) -> None:
+        """Look soon, and believe until then that nothing is kept: another connection may lead to another server."""
+        self.kept_at, self._next = -inf, self._monotonic()
 
     def end(self) -> None:
         """Note that the server is no primary any more."""
@@ -86,9 +98,19 @@ class SplitBrain:
             self.told = ""
             say("split_brain_over")
 
-    def look_soon(self) -> None:
-        """End a pause between two looks."""
+    def look_soon(self, since: float) -> None:
+        """End a pause between two looks; on the worker's own connection where none has begun since then."""
         self._soon.set()
+        if self._looked_at < since:
+            self._next = self._monotonic()
+
+    def stop(self, since: float) -> None:
+        """Tell what was kept and not told yet, and that not all is kept, where that is so, for the worker stops."""
+        self._tells = -inf
+        self._tell_of_kept()
+        if self.kept_at < since:
+            why = self.told or "it was not reached"
+            alarm("not_rescued", detail=f"the worker stops; what an old primary has taken is not all kept: {why}")
 
     async def stay(self, link: Link) -> None:
         """Keep what the server takes for as long as it is a primary and this connection stands, then close that."""

@@ -339,9 +339,11 @@ class Worker:
         return len(self.holdings) if self._monotonic() < self._leased_until else 0
 
     def behind(self, targets: dict[int, int]) -> int:
-        """Return how many change-sets up to these positions are still to be flushed."""
-        rows = {shard: holding.row.flushed for shard, holding in self.holdings.items()}
-        return sum(max(0, n - rows[shard]) for shard, n in targets.items() if shard in rows)
+        """Return how many change-sets up to these positions are still to be flushed, or, of an old primary, kept."""
+        done = {
+            shard: max(holding.row.flushed, self.primary.kept_upto(shard)) for shard, holding in self.holdings.items()
+        }
+        return sum(max(0, n - done[shard]) for shard, n in targets.items() if shard in done)
 
     def positions(self) -> dict[int, int] | None:
         """Return the newest n of each shard as last seen; None where the server was never asked."""

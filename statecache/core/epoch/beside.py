@@ -40,6 +40,10 @@ class Beside:
         self._first = 0
         """The shard whose turn it is."""
 
+    def kept_upto(self, shard: int) -> int:
+        """Return up to which n all of a shard is kept; 0 where it was not gone through to an end."""
+        return self._kept[shard].n if shard in self._kept else 0
+
     async def keep(self, rescue: Rescue, keys: KeySpace, branches: Mapping[int, tuple[Look, int]]) -> bool:
         """Keep a piece of what stands beyond the common points, and return whether there is more.
 

@@ -62,6 +62,10 @@ class Gate:
         """How many changes it kept of old primaries that go on by themselves."""
         return self._candidate.beside.changes
 
+    def kept_upto(self, shard: int) -> int:
+        """Return up to which n all is kept of a shard of an old primary; 0 where it was not gone through."""
+        return self._candidate.beside.kept_upto(shard)
+
     async def open(self, link: Link, connection: psycopg.AsyncConnection[Any], shards: Sequence[int]) -> list[Opened]:
         """Open those of the shards whose gate is closed, and return what was opened; open ones are left alone.
 
