@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import psycopg
@@ -36,15 +37,21 @@ class Told:
         return told
 
 
-@pytest.fixture
-async def told(settings: Settings, proxy: FaultProxy, postgres_proxy: FaultProxy, log: Log) -> AsyncIterator[Told]:
-    """A worker at work, through proxies."""
-    quick = {"timeout_s": TIMEOUT_S, "hydrate_token_s": TIMEOUT_S, "connect_timeout_s": TIMEOUT_S, "drain_s": DRAIN_S}
-    made = Told(through(settings.model_copy(update=quick), redis=proxy, postgres=postgres_proxy), log)
+@asynccontextmanager
+async def _told(settings: Settings, log: Log) -> AsyncIterator[Told]:
+    made = Told(settings, log)
     await until(lambda: made.runner.worker.ready)
     yield made
     made.task.cancel()
     await asyncio.wait([made.task])
+
+
+@pytest.fixture
+async def told(settings: Settings, proxy: FaultProxy, postgres_proxy: FaultProxy, log: Log) -> AsyncIterator[Told]:
+    """A worker at work, through proxies."""
+    quick = {"timeout_s": TIMEOUT_S, "hydrate_token_s": TIMEOUT_S, "connect_timeout_s": TIMEOUT_S, "drain_s": DRAIN_S}
+    async with _told(through(settings.model_copy(update=quick), redis=proxy, postgres=postgres_proxy), log) as made:
+        yield made
 
 
 async def test_what_is_left_is_unknown_where_redis_has_not_answered_since(
@@ -69,3 +76,20 @@ async def test_what_is_left_is_counted_where_redis_falls_silent_later(
         await until(lambda: told.runner._targets)
         proxy.freeze()
         assert (await told.stopped())["left"] == 3
+
+
+@pytest.mark.parametrize("which", ["redis", "postgres"])
+async def test_a_turn_that_waits_for_a_server_takes_of_the_time_for_the_draining(
+    settings: Settings, proxy: FaultProxy, postgres_proxy: FaultProxy, log: Log, which: str
+) -> None:
+    """Whoever told it to stop will not wait for as long as one exchange may take."""
+    slow = settings.model_copy(update={"timeout_s": 300.0, "hydrate_token_s": 300.0, "drain_s": DRAIN_S})
+    silent = proxy if which == "redis" else postgres_proxy
+    async with _told(through(slow, redis=proxy, postgres=postgres_proxy), log) as told:
+        silent.freeze()
+        sent = len(silent.requests)
+        told.runner.worker.refresh()
+        await until(lambda: len(silent.requests) > sent)
+        told.runner.signalled()
+        await until(told.task.done)
+        assert log.of("stopped")

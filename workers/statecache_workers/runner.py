@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 DRAINED, LEFT, CONFIGURATION, UNREACHABLE = 0, 1, 3, 4
 PAUSE_MAX_S = 5.0
-LEAVE_S = 5.0
+LEAVE_S = 4.0
+"""For how long a server is asked what is left, and the other one to take the shards, once the draining is over.
+
+Both, and the closing, are to end within ten seconds: then whoever told the worker to stop may kill it.
+"""
 LOOK_S = 2.0
 GARBAGE = 20_000
 """How many objects are made before those are looked for that only refer to each other; hardly any do in a good turn.
@@ -69,6 +73,8 @@ class Runner:
         self._hurry = asyncio.Event()
         self._connected = False
         self._troubled = False
+        self._drained_by = 0.0
+        """When the time for the draining is up, once the worker was told to stop."""
         self._until = 0.0
         """Until when old primaries have taken what is to be kept before the end."""
         self._targets: dict[int, int] | None = None
@@ -76,7 +82,11 @@ class Runner:
 
     def signalled(self) -> None:
         """Start the draining, or end it when it goes on already."""
-        (self._hurry if self._stop.is_set() else self._stop).set()
+        if self._stop.is_set():
+            self._hurry.set()
+        else:
+            self._drained_by = monotonic() + self._settings.drain_s
+            self._stop.set()
         self.worker.nudge()
 
     async def run(self) -> int:
@@ -123,6 +133,28 @@ class Runner:
             await asyncio.to_thread(self.health.close)
 
     async def _work_until_stopped(self) -> None:
+        """Work until told to stop; a turn that is under way then takes of the time for the draining."""
+        working = asyncio.create_task(self._work_on(), name="work")
+        stopped = asyncio.create_task(self._stop.wait(), name="told to stop")
+        try:
+            await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if self._stop.is_set():
+                await self._in_time(working)
+        finally:
+            await _cut_short(working, stopped)
+        if not working.cancelled():
+            working.result()
+
+    async def _in_time(self, work: asyncio.Task[None]) -> None:
+        """Wait for work until the time for the draining is up, or a second signal comes."""
+        hurried = asyncio.create_task(self._hurry.wait(), name="hurried")
+        try:
+            left_s = max(0.0, self._drained_by - monotonic())
+            await asyncio.wait((work, hurried), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _cut_short(hurried)
+
+    async def _work_on(self) -> None:
         while not self._stop.is_set():
             try:
                 await self._patiently(self._work, give_up=self._stop.is_set)
@@ -226,14 +258,12 @@ class Runner:
         worker = self.worker
         if not (worker.holdings or worker.primary.left or worker.primary.told):
             return 0
-        draining = asyncio.ensure_future(self._drain())
-        hurried = asyncio.ensure_future(self._hurry.wait())
-        both: set[asyncio.Future[Any]] = {draining, hurried}
-        await asyncio.wait(both, timeout=self._settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
-        self._hurry.set()
-        for one in both:
-            one.cancel()
-        await asyncio.wait(both)
+        draining = asyncio.create_task(self._drain(), name="draining")
+        try:
+            await self._in_time(draining)
+        finally:
+            self._hurry.set()
+            await _cut_short(draining)
         if not draining.cancelled() and (error := draining.exception()) is not None:
             warn("not_drained", detail=str(error))
         left = 0 if self._is_drained() else await self._still_behind()
@@ -278,6 +308,13 @@ class Runner:
         except TimeoutError:
             warn("not_given_back", detail="Postgres does not answer")
             return False
+
+
+async def _cut_short(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 def _named(error: BaseException | None) -> tuple[str, str]:
