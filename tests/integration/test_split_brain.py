@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Forked, Settings
+from statecache.clock import monotonic
 from statecache.testing.valkey import Valkey
 from statecache_workers.runner import DRAINED, LEFT, Runner
 from statecache_workers.worker import Worker
@@ -288,3 +289,18 @@ async def test_a_worker_that_is_told_to_stop_says_what_it_could_not_keep_of_an_o
     (told,) = log.of("not_rescued")
     assert told["alarm"]
     assert parted.old.meta(0)["replid"] in told["detail"]
+
+
+async def test_that_all_is_kept_is_not_believed_of_another_connection(parted: Parted, make_worker: MakeWorker) -> None:
+    """That may lead to another server, until a look has shown that it does not."""
+    idle, since = make_worker(parted.here), monotonic()
+    idle.taking = False
+    parted.take(*SHARDS)
+    await idle.turn()
+    assert idle.primary.has_kept(since)
+    assert idle.primary.link is not None
+    await idle.primary.link.close()
+    await idle.connect()
+    assert not idle.primary.has_kept(since)
+    await idle.turn()
+    assert idle.primary.has_kept(since)
