@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +13,8 @@ from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, operator, sett
 from statecache.cli.screen import counted, print_json, say
 from statecache.errors import RedisUnavailable, Unavailable, UsageError
 from statecache.keys import KeySpace
+from statecache.rules.clusters import is_unrelated, unrelated
+from statecache.rules.looks import Look, ShardRow
 from statecache.rules.replids import adopt_options
 from statecache.settings import masked
 
@@ -39,18 +40,18 @@ async def adopt(
 ) -> list[Opened]:
     """Open the shards whose gates are closed, in the place of the servers `given_up`, and return what was opened.
 
-    There is no handshake first: the pin in a Redis that has to be adopted may be another lineage's. Raises UsageError
-    where the URL leads to another server than the one that is `meant`.
+    The pin is not compared first: the one in a Redis that has to be adopted may be another lineage's. Raises UsageError
+    where the URL leads to another server than the one that is `meant`, and what refuses all but a primary.
     """
     from statecache.core.epoch.gate import Gate, Vouched
     from statecache.core.postgres.migrate import replid_of
     from statecache.core.postgres.tier import PostgresTier
-    from statecache.core.redis.connection import Link, dialer
+    from statecache.core.redis.tier import RedisTier
 
     keys = KeySpace(settings.prefix, settings.shards)
     session = await PostgresTier(settings, keys).session()
     try:
-        link = await Link.open(dialer(settings), settings)
+        link = await RedisTier(settings, keys).unpinned_link()
         try:
             if meant is not None and (found := await replid_of(link, settings.timeout_s)) != meant:
                 raise UsageError(
@@ -69,24 +70,35 @@ async def adopt(
 async def options_named(settings: Settings, shards: Sequence[int]) -> str:
     """Return the options that are to be given: the servers that Postgres names for these shards, and this Redis.
 
-    Where Postgres names none, this Redis was its own.
+    Where Postgres names none, this Redis was its own. Raises what `adopt` would, but for a Redis that is away.
     """
+    from statecache.cli.doctor.redis import looks_of
     from statecache.core.postgres.migrate import replid_of
     from statecache.core.postgres.tier import PostgresTier
-    from statecache.core.redis.connection import Link, dialer
+    from statecache.core.redis.tier import RedisTier
 
-    tier = PostgresTier(settings, KeySpace(settings.prefix, settings.shards))
+    keys = KeySpace(settings.prefix, settings.shards)
+    tier = PostgresTier(settings, keys)
     try:
-        rows = await tier.fetch("shard_rows", {"shards": list(shards)}, seconds=settings.timeout_s)
+        found = await tier.fetch("shards", {"shards": list(shards)}, seconds=settings.timeout_s)
     finally:
         await tier.pool.close()
-    named, server = sorted({row[2] for row in rows} - {""}), ""
-    with suppress(RedisUnavailable) if named else nullcontext():
-        link = await Link.open(dialer(settings), settings)
+    rows = [ShardRow(shard=row[0], epoch=row[1], replid=row[2], flushed=row[3], cluster=row[4]) for row in found]
+    named, server, looks = sorted({row.replid for row in rows} - {""}), "", dict[int, Look]()
+    try:
+        link = await RedisTier(settings, keys).unpinned_link()
         try:
             server = await replid_of(link, settings.timeout_s)
+            looks = await looks_of(link, keys, settings.fence, settings.timeout_s)
         finally:
             await link.close()
+    except RedisUnavailable as error:
+        if error.reason == "role" or not named:
+            raise
+    for row in rows:
+        look = looks.get(row.shard)
+        if look is not None and is_unrelated(row, look, row.cluster):
+            raise Unavailable("epoch", detail=unrelated(look.pin.cluster, row.cluster))
     return adopt_options(named or [server], server)
 
 
@@ -108,7 +120,9 @@ def adopt_command(
     The server that is given up is named by its replication id, which stands in the refusal of workers and agents, and
     is told where --from is left out: the one that Postgres names, or this Redis' own where that was made anew. The
     refusal names this Redis too: behind a proxy the URL may lead to another one by now, which --to refuses. What this
-    Redis holds that is not the current lineage's goes to `conflict`; what it lacks is loaded from Postgres.
+    Redis holds that is not the current lineage's goes to `conflict`; what it lacks is loaded from Postgres. A Redis
+    that belongs to another Postgres' cluster is refused, unless this one has had no epoch yet, as a database made anew:
+    then what it holds is all there is. So are a replica, and a node of a Redis Cluster.
 
     \b
     Examples:
@@ -120,7 +134,9 @@ def adopt_command(
     if not given_up:
         try:
             named = asyncio.run(options_named(settings, asked))
-        except Unavailable:
+        except Unavailable as error:
+            if error.reason in ("role", "epoch"):
+                raise
             named = "--from REPLID --to REPLID"
         raise UsageError(
             f"this declares {masked(settings.redis_url)} the primary of {counted(len(asked), 'shard')}, whatever "

@@ -58,11 +58,13 @@ Postgres holds beyond it the data set has not.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Container, Iterable, Iterator
+from typing import Literal
 
 import msgspec
 
+from statecache.rules.clusters import is_unrelated, unrelated
+from statecache.rules.looks import Look, Pin, ShardRow, Totals
 from statecache.rules.replids import UNFENCED, adopt_options
 
 Authority = Literal["client", "setup", "worker", "operator"]
@@ -72,109 +74,6 @@ BRANCH = "branch"
 _COPY = "it was restored, or is a copy. If it is to be used, a worker begins a new epoch, or says what hinders it"
 EPOCH_MAX = 2**63 - 2
 """The last epoch that Postgres can count beyond."""
-
-
-class Totals(NamedTuple):
-    """A shard's entries and bytes up to some position."""
-
-    entries: int
-    bytes: int
-
-
-class Pin(NamedTuple):
-    """What a data set and its users must agree on; empty texts where nothing is pinned yet."""
-
-    shards: str
-    hash: str
-    cluster: str
-
-
-class ShardRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What opening a gate needs of a shard's row in Postgres, with the cluster that it belongs to.
-
-    `now_s` is the time of Postgres' clock, in seconds since 1970. Each epoch but the first is above it: a replica and a
-    standby that take over may both have forgotten epochs, of which no number may come again.
-    """
-
-    shard: int
-    epoch: int
-    replid: str
-    flushed: int = 0
-    cluster: str = ""
-    now_s: int = 0
-
-
-class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What a Redis server says of a shard: its meta, its stream's end, and its own replid.
-
-    `epoch` is None where meta is missing or was never opened. `n` and `totals` are those of the newest commit: meta
-    says so, or where it is missing, the stream's end. `last` is the stream's last generated (epoch, n); it survives
-    trimming and restarts. `flushed` is meta's copy of the watermark, `excepted` the last n of which it knows that
-    Postgres set a change aside: the states of later forks are still here.
-    """
-
-    epoch: int | None
-    replid: str
-    continues: tuple[str, ...]
-    reservation: str
-    reserved_until: str
-    reserved_left_ms: int
-    last: tuple[int, int]
-    n: int
-    totals: Totals | None
-    flushed: int
-    excepted: int = 0
-    pin: Pin
-    server: str
-    role: str
-
-    @property
-    def lineage(self) -> frozenset[str]:
-        """The replids whose epoch this data set continues."""
-        return frozenset((self.replid, *self.continues)) - {""}
-
-    @property
-    def own(self) -> int:
-        """The epoch in which the data set was last open, by its meta or else by its stream's end."""
-        return self.last[0] if self.epoch is None else self.epoch
-
-    @property
-    def is_bare(self) -> bool:
-        """Whether neither meta nor stream says anything of the data set; its states may."""
-        return self.epoch is None and self.last == (0, 0)
-
-    def ending(self, end: tuple[int, int] | None) -> Look:
-        """Return the look with `end`, the position of the newest state, for a bare data set; any other unchanged."""
-        if end is None or not self.is_bare:
-            return self
-        return msgspec.structs.replace(self, last=end, n=end[1])
-
-    @property
-    def has_foreign_entries(self) -> bool:
-        """Whether the stream goes on beyond the newest commit: another program adds to it."""
-        return self.last > (self.own, self.n)
-
-
-def look_of(parts: Sequence[str]) -> Look:
-    """Read the answer of the script `gate_look`; raise ValueError where it is not ours."""
-    epoch, replid, continues, token, until, left, last, n, entries, size, flushed, excepted, *pin, server, role = parts
-    last_epoch, _, last_n = last.partition("-")
-    return Look(
-        epoch=int(epoch) if epoch else None,
-        replid=replid,
-        continues=tuple(continues.split()),
-        reservation=token,
-        reserved_until=until,
-        reserved_left_ms=int(left),
-        last=(int(last_epoch), int(last_n)),
-        n=int(n or 0),
-        totals=Totals(int(entries), int(size)) if entries and size else None,
-        flushed=int(flushed or 0),
-        excepted=int(excepted or 0),
-        pin=Pin(*pin),
-        server=server,
-        role=role,
-    )
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,13 +91,15 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """The decision that the shard may not be opened by whoever asked; `wait` where that may change by itself.
 
-    `redis_key` names a key of another type, if that is the reason. `branch` says that the data set is another branch.
+    `redis_key` names a key of another type, if that is the reason. `branch` says that the data set is another branch,
+    `unrelated` that it is another cluster's (see `rules.clusters`): then no other shard of it is adopted either.
     """
 
     why: str
     wait: bool = False
     redis_key: str = ""
     branch: bool = False
+    unrelated: bool = False
 
 
 def decide(
@@ -211,9 +112,9 @@ def decide(
     """
     if look.role != "master":
         return Refusal(why="this server is a replica", wait=True)
-    foreign = _another_pin(look.pin, pin, authority, _word(row, look))
-    if foreign:
-        return Refusal(why=foreign)
+    foreign = _another_pin(row, look, authority, pin)
+    if foreign is not None:
+        return foreign
     if _is_open(row, look):
         return None
     if look.reservation and look.reserved_left_ms > 0:
@@ -297,15 +198,17 @@ def _word(row: ShardRow, look: Look) -> str:
     )
 
 
-def _another_pin(found: Pin, ours: Pin, authority: Authority, word: str) -> str:
+def _another_pin(row: ShardRow, look: Look, authority: Authority, ours: Pin) -> Refusal | None:
+    found = look.pin
     if found.shards and (found.shards, found.hash) != (ours.shards, ours.hash):
-        return f"this Redis holds {found.shards} shards by {found.hash}, ours are {ours.shards} by {ours.hash}"
+        held = f"this Redis holds {found.shards} shards by {found.hash}"
+        return Refusal(why=f"{held}, ours are {ours.shards} by {ours.hash}")
+    if is_unrelated(row, look, ours.cluster):
+        return Refusal(why=unrelated(found.cluster, ours.cluster), unrelated=True)
     if found.cluster not in ("", ours.cluster) and authority != "operator":
-        return (
-            f"this Redis belongs to cluster {found.cluster}, Postgres is {ours.cluster}: whether they belong together "
-            f"is {word}"
-        )
-    return ""
+        apart = f"this Redis belongs to cluster {found.cluster}, Postgres is {ours.cluster}"
+        return Refusal(why=f"{apart}: whether they belong together is {_word(row, look)}")
+    return None
 
 
 def is_strange(row: ShardRow, look: Look) -> bool:

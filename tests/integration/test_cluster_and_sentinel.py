@@ -27,6 +27,7 @@ CLUSTER = "this is a node of a Redis Cluster"
 SENTINEL = "this is a Redis Sentinel"
 COMMANDS = (
     ("migrate",), ("set", "runs/1", "{}"), ("get", "runs/1"), ("ls", "runs/"), ("status",), ("worker",),
+    ("epoch", "adopt", "all"), ("epoch", "adopt", "all", "--from", "f" * 40),
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from statecache.errors import ConfigurationError, DurabilityRefused, ForeignData
 from statecache.model import Durability
 from statecache.testing.valkey import Valkey
 from tests.fixtures.servers import MakeSettings
+from tests.support.command_line import CommandLine
 from tests.support.gate_world import SHARD, World, once, world
 
 KEY = "runs/42"
@@ -146,11 +147,25 @@ def test_an_agent_between_two_installations_is_refused_whoever_it_is(shard: Worl
     a.restart()
     with pytest.raises(ConfigurationError, match="belongs to cluster 00000000"):
         shard.client(a, writer="misled").set(KEY, "misled")
-    for authority in ("client", "worker"):
+    row = shard.row()
+    for authority in ("client", "worker", "operator"):
         with pytest.raises(Unavailable, match="belongs to cluster 00000000"):
             shard.open(a, authority)
-    shard.open(a, "operator")
-    shard.check(a)
+    assert shard.row() == row
+
+
+def test_a_replica_is_not_adopted_on_an_operators_word_either(
+    shard: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = shard.start("a")
+    shard.open(a)
+    b, row = shard.replica(a, "b"), shard.row()
+    cli = CommandLine(shard.on(b), monkeypatch, capsys)
+    for options in ([], ["--from", row.replid], ["--from", row.replid, "--to", row.replid]):
+        ended = cli("epoch", "adopt", "all", *options)
+        assert (ended.status, ended.out, ended.err.count("\n")) == (4, "", 1)
+        assert "it is a slave. redis_url must name the primary" in ended.err
+    assert shard.row() == row
 
 
 def test_only_a_worker_or_a_migration_adopts_the_first_redis(shard: World) -> None:

@@ -14,12 +14,8 @@ from statecache.rules.comparison import HeldChange, continues, parting
 from statecache.rules.epochs import (
     EPOCH_MAX,
     Authority,
-    Look,
     Opening,
-    Pin,
     Refusal,
-    ShardRow,
-    Totals,
     after_comparison,
     common_point,
     decide,
@@ -28,6 +24,7 @@ from statecache.rules.epochs import (
     pages,
     unproven,
 )
+from statecache.rules.looks import Look, Pin, ShardRow, Totals
 from statecache.rules.replids import UNFENCED
 
 PIN = Pin("64", "crc32", "a-cluster")
@@ -41,6 +38,8 @@ EMPTY = Look(
     totals=None, flushed=0, pin=Pin("", "", ""), server="s", role="master",
 )  # fmt: skip
 OURS = msgspec.structs.replace(EMPTY, epoch=5, replid="a", last=(5, 100), n=100, totals=Totals(100, 9000), pin=PIN)
+OTHERS = Pin("64", "crc32", "other")
+HALF_ADOPTED = msgspec.structs.replace(OURS, pin=OTHERS, replid="", continues=("a", "s"), reservation="x")
 ASKERS: tuple[tuple[Authority, bool], ...] = (
     ("client", False), ("setup", False), ("worker", False), ("worker", True), ("operator", True)
 )  # fmt: skip
@@ -122,7 +121,18 @@ def verdicts(row: ShardRow, seen: Look, pin: Pin = PIN) -> list[str]:
         ("no fence, as ever", look(replid="off", server="off"), ShardRow(shard=7, epoch=5, replid="off"), ["open"] * 5),
         ("no fence, for the first time", look(EMPTY, server="off"), FRESH,
          ["wait", *["above 0"] * 4]),
-        ("another cluster's", look(pin=Pin("64", "crc32", "other")), ROW, [*REFUSED, "above 5"]),
+        ("another cluster's", look(pin=OTHERS), ROW, ["refused"] * 5),
+        ("another cluster's, restarted since", look(pin=OTHERS, server="a"), ROW, ["refused"] * 5),
+        ("another cluster's, of a later epoch", look(pin=OTHERS, epoch=9), ROW, ["refused"] * 5),
+        ("another cluster's, in a database made anew", look(pin=OTHERS), FRESH, [*REFUSED, "above 5"]),
+        ("another cluster's, and an operator died adopting it", HALF_ADOPTED, ShardRow(shard=7, epoch=6, replid="s"),
+         [*REFUSED, "above 6"]),
+        ("died adopting it, and another server was opened", HALF_ADOPTED, ShardRow(shard=7, epoch=6, replid="b"),
+         ["refused"] * 5),
+        ("another cluster's, whose own opener died, and data here", HALF_ADOPTED,
+         ShardRow(shard=7, epoch=6, replid="s", flushed=1), ["refused"] * 5),
+        ("another cluster's, whose own opener died, another database of our server", HALF_ADOPTED,
+         ShardRow(shard=7, epoch=5, replid="s"), ["refused"] * 5),
         ("another number of shards", look(pin=Pin("32", "crc32", "a-cluster")), ROW, ["refused"] * 5),
     ],
 )  # fmt: skip

@@ -19,7 +19,9 @@ from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, DurabilityRefused, StateCacheError, Unavailable
 from statecache.keys import HASH
 from statecache.model import DURABILITIES
-from statecache.rules.epochs import Pin, Refusal, decide
+from statecache.rules.clusters import APART, is_unrelated
+from statecache.rules.epochs import Refusal, decide
+from statecache.rules.looks import Pin
 from statecache.rules.replids import UNFENCED, adopt_options
 from statecache.settings import masked
 
@@ -139,11 +141,16 @@ def between(redis: RedisFacts | None, postgres: PostgresFacts | None, settings: 
 
 
 def _apart(redis: RedisFacts, postgres: PostgresFacts) -> Finding:
-    """Return the finding on two tiers that belong to two clusters, with the command that joins them."""
+    """Return the finding on two tiers that belong to two clusters, with the command that joins them if one does."""
+    ours = postgres.cluster[0] if postgres.cluster else ""
+    what = f"Redis belongs to cluster {redis.pin[4]}, Postgres to {ours}"
+    seen = [(row, redis.looks[row.shard]) for row in postgres.rows if row.shard in redis.looks]
+    if any(is_unrelated(row, look, ours) for row, look in seen):
+        never = "they count different logs and are never joined, for Postgres has had epochs of its own"
+        return error("both", f"{what}: {never}", "clients and workers refuse them", f"{APART[0].lower()}{APART[1:]}")
     given_up = {row.replid for row in postgres.rows} - {""} or {redis.info.get("master_replid", UNFENCED)}
     adopt = f"statecache epoch adopt all {adopt_options(sorted(given_up), redis.info.get('master_replid', ''))}"
     lost = f"where the Postgres of this Redis is lost for good, and this one takes its place: {adopt}"
-    what = f"Redis belongs to cluster {redis.pin[4]}, Postgres to {postgres.cluster[0] if postgres.cluster else ''}"
     return error("both", what, "clients and workers refuse them", f"name the two tiers of one deployment; {lost}")
 
 

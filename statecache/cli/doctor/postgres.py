@@ -17,7 +17,7 @@ from statecache.clock import wall
 from statecache.core.postgres.connection import brief, connect, milliseconds
 from statecache.errors import PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
-from statecache.rules.epochs import ShardRow
+from statecache.rules.looks import ShardRow
 from statecache.settings import masked, pin_difference
 from statecache.sql import CODE, migrations, statement
 

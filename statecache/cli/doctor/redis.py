@@ -33,7 +33,7 @@ from statecache.redis_errors import (
     is_sentinel,
     unknown_command,
 )
-from statecache.rules.epochs import Look, look_of
+from statecache.rules.looks import Look, look_of
 from statecache.settings import pin_difference
 from statecache_workers.redis_memory import shortage
 from statecache_workers.redis_rights import WORKER
@@ -96,7 +96,7 @@ async def ask(settings: Settings) -> RedisFacts:
         )
         handshake = await _handshake(link, keys, settings.fence, seconds)
         client, agent, worker = await _asked_for(link, keys, settings.fence, seconds)
-        looks = await _looks(link, keys, settings.fence, seconds)
+        looks = await looks_of(link, keys, settings.fence, seconds)
     finally:
         await link.close()
     middle = before + (after - before) / 2
@@ -148,7 +148,7 @@ def _in_the_way(answer: str) -> str:
     return found[1].upper() if found else "EVAL"
 
 
-async def _looks(link: Link, keys: KeySpace, fence: str, seconds: float) -> dict[int, Look]:
+async def looks_of(link: Link, keys: KeySpace, fence: str, seconds: float) -> dict[int, Look]:
     """Return what the data set says of each shard; one that is another program's, or may not be read, is left out."""
     found: dict[int, Look] = {}
     for shard in range(keys.shards):

@@ -31,24 +31,20 @@ from statecache.core.epoch.deletion import ANY, Deletion
 from statecache.core.epoch.evicted_meta import ends, held_states
 from statecache.core.epoch.requests import Calls
 from statecache.core.epoch.rescue import Branch, Rescue
-from statecache.core.epoch.stages import AttemptResult, Opened, Raised, Seen
+from statecache.core.epoch.stages import AttemptResult, Opened, Raised, Seen, together
 from statecache.errors import ConfigurationError
 from statecache.keys import HASH
 from statecache.rules.epochs import (
-    Look,
-    Pin,
     Refusal,
-    ShardRow,
-    Totals,
     after_comparison,
     head_totals,
     is_strange,
-    look_of,
     must_set_aside,
     pages,
     reopened,
     unproven,
 )
+from statecache.rules.looks import Look, Pin, ShardRow, Totals, look_of
 
 if TYPE_CHECKING:
     from statecache.core.epoch.authority import Candidate
@@ -116,7 +112,7 @@ class Attempt:
         ]
 
     async def _look(self, rows: Sequence[ShardRow]) -> tuple[list[Seen], dict[int, Refusal]]:
-        seen, refused = await self._decide(rows)
+        seen, refused = together(*await self._decide(rows))
         return await self._find_ends(seen, refused), refused
 
     async def _decide(self, rows: Sequence[ShardRow]) -> tuple[list[Seen], dict[int, Refusal]]:

@@ -10,7 +10,8 @@ import msgspec
 from statecache.clock import monotonic
 from statecache.core.epoch.beside import Beside
 from statecache.core.epoch.newest_epochs import NewestEpochs
-from statecache.rules.epochs import Authority, Look, Opening, Pin, Refusal, ShardRow, decide
+from statecache.rules.epochs import Authority, Opening, Refusal, decide
+from statecache.rules.looks import Look, Pin, ShardRow
 
 if TYPE_CHECKING:
     from statecache.keys import KeySpace

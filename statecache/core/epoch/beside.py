@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from statecache.core.epoch.rescue import Rescue
     from statecache.keys import KeySpace
-    from statecache.rules.epochs import Look
+    from statecache.rules.looks import Look
 
 _PAGES_MAX = 4
 """How many pages of entries are kept at once."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from statecache.core.epoch.evicted_meta import held_states
 from statecache.entries import INTEGER_MAX, salvaged
 from statecache.rules.comparison import HeldChange, continues, parting
-from statecache.rules.epochs import Look
+from statecache.rules.looks import Look
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link

@@ -31,7 +31,8 @@ from statecache.entries import (
     storable,
 )
 from statecache.model import ChangeRecord, ChangeSet, Position
-from statecache.rules.epochs import BRANCH, Look, Totals
+from statecache.rules.epochs import BRANCH
+from statecache.rules.looks import Look, Totals
 from statecache.sql import statement
 
 if TYPE_CHECKING:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
-from statecache.rules.epochs import Look, Opening, Refusal, ShardRow, Totals, common_point
+from statecache.rules.epochs import Opening, Refusal, common_point
+from statecache.rules.looks import Look, ShardRow, Totals
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,3 +73,15 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True):
     def shard(self) -> int:
         """The shard's number."""
         return self.seen.row.shard
+
+
+def together(seen: Sequence[Seen], refused: Mapping[int, Refusal]) -> tuple[list[Seen], dict[int, Refusal]]:
+    """Return what may be opened, and what may not: nothing of a data set of which one shard is another cluster's.
+
+    A shard of which Postgres never had an epoch would be adopted beside others that are refused.
+    """
+    reason = next((one for one in refused.values() if one.unrelated), None)
+    ours = [one for one in seen if reason is None or one.look.pin.cluster == one.row.cluster]
+    kept = {one.row.shard for one in ours}
+    withheld = {one.row.shard: reason for one in seen if reason is not None and one.row.shard not in kept}
+    return ours, {**refused, **withheld}

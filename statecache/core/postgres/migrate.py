@@ -209,9 +209,10 @@ def _another_cluster(settings: Settings, of_redis: str, of_postgres: str, *, ser
     where = f"{masked(settings.postgres_url)}, schema {settings.postgres_schema}"
     return ConfigurationError(
         f"Redis belongs to cluster {of_redis}, {where}, to {of_postgres or 'none yet'}",
-        hint="Name the Postgres of this Redis, or another Redis. Where that Postgres is lost for good: "
-        f"`statecache migrate --no-redis`, then `statecache epoch adopt all {adopt_options([server], server)}`; "
-        "workers go on by themselves, start those that ended.",
+        hint="Name the Postgres of this Redis, or another Redis. Where that Postgres is lost for good, and this one is "
+        "empty: `statecache migrate --no-redis`, then "
+        f"`statecache epoch adopt all {adopt_options([server], server)}`; workers go on by themselves, start "
+        "those that ended.",
     )
 
 

@@ -103,6 +103,19 @@ class RedisTier:
         """Open one connection, with its handshake, outside of the pool."""
         return await self._connected(self._dial, seconds)
 
+    async def unpinned_link(self) -> Link:
+        """Open one connection to a primary outside of the pool, whatever it is pinned to and this user may run there.
+
+        Raises ConfigurationError for a node of a Redis Cluster and a sentinel, RedisUnavailable for a replica.
+        """
+        link = await Link.open(self._dial, self._settings, io=self.io)
+        try:
+            await self._asked_of_primary(link, "", self._settings.connect_timeout_s)
+        except BaseException:  # nor is one to what is refused
+            await link.close()
+            raise
+        return link
+
     async def look_again(self, seconds: float) -> None:
         """Learn anew to which cluster the server belongs, if it answers."""
         with suppress(RedisUnavailable):
@@ -146,19 +159,10 @@ class RedisTier:
     async def _handshake(self, link: Link, seconds: float) -> None:
         keys = self._keys
         sent, booted = monotonic(), boottime()
-        try:
-            asked = [self._settings.fence, ";".join(self._asked)]  # one text: to a stranger a server lends few words
-            reply = await link.script(script("handshake"), [keys.meta(0)], asked, seconds=seconds)
-        except ResponseError as error:
-            raise await self._no_handshake(link, error, seconds) from error
-        shards, hashed, prefix, schema, cluster, now_ms, role, *refused = [
-            part.decode("utf-8", "replace") for part in reply
-        ]
-        if role == "cluster":
-            self.lacks_rights = False
-            raise of_cluster()
-        if role not in ("master", ""):
-            raise no_primary(self._settings, f"it is a {role}")
+        asked = ";".join(self._asked)  # one text: to a stranger a server lends few words
+        shards, hashed, prefix, schema, cluster, now_ms, _, *refused = await self._asked_of_primary(
+            link, asked, seconds
+        )
         self.lacks_rights = False
         if refused:
             raise await self.hindered(link, Rights(self._asked, refused), self._needed, seconds=seconds)
@@ -172,6 +176,22 @@ class RedisTier:
         difference, remedy = pin_difference(found, dict(zip(found, ours, strict=True)))
         if difference:
             raise ConfigurationError(f"this Redis is {difference}", hint=f"{remedy[0].upper()}{remedy[1:]}.")
+
+    async def _asked_of_primary(self, link: Link, commands: str, seconds: float) -> list[str]:
+        """Return what the handshake tells, with what is in the way of these commands; refuse all but a primary."""
+        try:
+            asked = [self._settings.fence, commands]
+            reply = await link.script(script("handshake"), [self._keys.meta(0)], asked, seconds=seconds)
+        except ResponseError as error:
+            raise await self._no_handshake(link, error, seconds) from error
+        told = [part.decode("utf-8", "replace") for part in reply]
+        role = told[6]
+        if role == "cluster":
+            self.lacks_rights = False
+            raise of_cluster()
+        if role not in ("master", ""):
+            raise no_primary(self._settings, f"it is a {role}")
+        return told
 
     async def _no_handshake(self, link: Link, error: ResponseError, seconds: float) -> StateCacheError:
         """Return the error for a server that does not run the handshake."""
