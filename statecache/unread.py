@@ -17,7 +17,7 @@ import msgspec
 from msgspec import inspect
 
 from statecache.record_classes import is_model
-from statecache.unread_by_model import Steps, lacking_anywhere, left_out_by, parts_of
+from statecache.unread_by_model import Steps, has, lacking_anywhere, left_out_by, parts_of
 from statecache.value_loss import step_of
 
 _unknown = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$.*`)?", re.DOTALL).fullmatch
@@ -208,7 +208,7 @@ def _spelled(steps: Steps, node: Any) -> str:
     path = "$"
     for step in steps:
         path += step_of(step) if node.__class__ is dict else f"[{step}]"
-        node = node[step]
+        node = node[step] if has(node, step) else None  # a name is as the message of msgspec has it
     return path
 
 

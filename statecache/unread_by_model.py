@@ -3,15 +3,16 @@
 A model may run code of its users wherever it reads and writes. So it is not told to refuse what it does not know: a
 validator may pass that by. What was read is looked through beside the data and beside what it is written back as. A
 name is known where it is written back, or where the class of what was read there has a field by it, also by another of
-the names that it is read by; the first of them that is stored counts. Of any other name or item it is tried whether the
-model reads it: with another value there, or without it, it raises, or writes something else.
+the names that it is read by; the first of them that is stored counts. Whether anything else is read is tried: each text
+and number in it is another one that occurs nowhere else, and is to be found in what is written back.
 
-The members of a set have no order to go by, so what was read of one may be compared with what another is written back
-as. What pydantic refuses of them, once extra fields are forbidden, is tried too.
+The members of a set have no order to go by: a name that any of them is written back with is known in each. What
+pydantic refuses of them, once extra fields are forbidden, is tried too. Of them, what may be anything is left out.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from inspect import signature
@@ -25,10 +26,12 @@ from statecache.signal_errors import pass_on
 
 Steps = tuple[Any, ...]
 _FORBIDDEN = ("extra_forbidden", "unexpected_keyword_argument")
-_MARK = "statecache: is this read?"
+_MARKED, _APART = 7_100_004_242, 10_007
+"""What stands for the first of other numbers while it is tried whether these are read, and how far apart they are."""
+_marks = re.compile(rb"7[1-9]\d{8}").findall
 _TRIED_MAX = 64
-_ALIKE_MAX = 8
-"""How many names or items of one kind, so many of a list's for instance, are tried; the others are as these are."""
+_TRIED_BYTES_MAX = 4 * 1024 * 1024
+"""How many parts are tried one by one, and with how much data at most; of the others it is not known."""
 _UNKNOWN = object()
 
 
@@ -40,9 +43,10 @@ def left_out_by(model: Any, node: Any) -> Steps | None:
         pass_on(error)
         return ()
     back = _written(value)
-    trial = _Trial(model, node, back)
-    suspects = _lacking(node, back, value)
-    return next((at for at in suspects if not trial.reads(at)), None) or _left_out_of_sets(model, node, value, trial)
+    suspects = [*_lacking(node, back, value)]
+    of_sets = [at for at in suspects if _is_in_set(at, value)]
+    unread = _unread(model, node, [at for at in suspects if at not in of_sets] if of_sets else suspects)
+    return unread or _ignored(model, node, of_sets + _refused_in_sets(model, node, value))
 
 
 def lacking_anywhere(node: Any, back: Any) -> Iterator[Steps]:
@@ -57,11 +61,18 @@ def _lacking(node: Any, back: Any, value: Any) -> Iterator[Steps]:
         steps, node, back, value = todo.pop()
         while is_root(value.__class__):
             value = value.root
+        if node.__class__ is list and isinstance(value, Set):
+            merged = _merged(back if back.__class__ is list else [])
+            yield from ((*steps, at, *below) for at, part in enumerate(node) for below in _lacking_in(part, merged))
+            continue
         read = _members_of(value, node)
         shown = back if back.__class__ is node.__class__ else None
         if read is None and shown is None:  # a form of its own
             continue
         inner = []
+        if node.__class__ is list and len(node) > max(len(shown or ()), len(read or ())):  # whichever are the ones
+            yield from ((*steps, at) for at in range(len(node)))
+            continue
         for at, part in parts_of(node):
             is_shown, is_named = shown is not None and has(shown, at), read is not None and at in read
             if not is_shown and not is_named:
@@ -115,20 +126,20 @@ def _lacking_in(node: Any, merged: Any) -> Iterator[Steps]:
             yield from ((at, *below) for below in _lacking_in(part, merged[0][at]))
 
 
-def _left_out_of_sets(model: Any, node: Any, value: Any, trial: _Trial) -> Steps | None:
-    """Return the steps to what pydantic refuses in a set's member where extra fields are forbidden, or None."""
+def _refused_in_sets(model: Any, node: Any, value: Any) -> list[Steps]:
+    """Return the steps to what pydantic refuses in members of sets where extra fields are forbidden."""
     if not has_sets(model) or not _may_forbid(model):
-        return None
+        return []
     try:
         model.model_validate_json(msgspec.json.encode(node), extra="forbid")
     except Exception as error:  # pydantic runs users' code
         pass_on(error)
         if not hasattr(error, "errors"):
-            return None
+            return []
         found = error.errors(include_url=False, include_input=False, include_context=False)
         places = [at for one in found if one["type"] in _FORBIDDEN for at in _places_of(one["loc"], node)]
-        return next((at for at in places if _is_in_set(at, value) and not trial.reads(at)), None)
-    return None
+        return [at for at in places if _is_in_set(at, value)]
+    return []
 
 
 def _places_of(loc: Steps, node: Any) -> list[Steps]:
@@ -151,60 +162,63 @@ def _is_in_set(steps: Steps, value: Any) -> bool:
     return False
 
 
-class _Trial:
-    """Tries whether a model reads parts of its data."""
+def _unread(model: Any, node: Any, suspects: Sequence[Steps]) -> Steps | None:
+    """Return the first of some parts of data in which there is something that a model does not read, or None."""
+    leaves = _leaves(suspects, node)
+    found = _marks_kept(model, node, leaves)
+    if found is None:  # something in it may be of one form alone
+        few = leaves[: _tries(node)]
+        found = {at for at, leaf in enumerate(few) if _marks_kept(model, node, [leaf])}
+    return next((leaf for at, leaf in enumerate(leaves) if at not in found), None)
 
-    def __init__(self, model: Any, node: Any, back: Any) -> None:
-        self._model, self._node, self._back = model, node, back
-        self._tried = 0
-        self._alike: dict[Any, int] = {}
-        self._is_steady: bool | None = None
 
-    def reads(self, steps: Steps) -> bool:
-        """Return whether the model reads a part, as far as can be told."""
-        around = self._node
+def _ignored(model: Any, node: Any, suspects: Sequence[Steps]) -> Steps | None:
+    """Return the first of some parts of data that a model takes whatever it is, and does not write back; or None."""
+    leaves = _leaves(suspects, node)
+    found = _marks_kept(model, node, leaves) or set()
+    few = [leaf for at, leaf in enumerate(leaves) if at not in found][: _tries(node)]
+    return next((leaf for leaf in few if _marks_kept(model, node, [leaf]) == set()), None)
+
+
+def _tries(node: Any) -> int:
+    """Return how many parts of data may be tried one by one."""
+    return min(_TRIED_MAX, max(4, _TRIED_BYTES_MAX // len(msgspec.json.encode(node))))
+
+
+def _leaves(suspects: Sequence[Steps], node: Any) -> list[Steps]:
+    """Return the places of what has no parts, within some parts of data."""
+    found: dict[Steps, None] = {}
+    for suspect in suspects:
+        part = node
+        for step in suspect:
+            part = part[step]
+        todo = [(suspect, part)]
+        while todo:
+            steps, part = todo.pop()
+            inner = [((*steps, at), below) for at, below in parts_of(part)]
+            todo += reversed(inner)
+            found |= {} if inner else {steps: None}
+    return [*found]
+
+
+def _marks_kept(model: Any, node: Any, leaves: Sequence[Steps]) -> set[int] | None:
+    """Return which of some leaves, counted from 0, a model writes back, whatever they are; None where it raises."""
+    if not leaves:
+        return set()
+    changed = msgspec.json.decode(msgspec.json.encode(node))
+    known: dict[bytes, int] = {}
+    for number, steps in enumerate(leaves):
+        around, mark = changed, _MARKED + number * _APART
         for step in steps[:-1]:
             around = around[step]
-        names = frozenset(around) if around.__class__ is dict else None
-        kind = (*("[]" if isinstance(step, int) else step for step in steps), names)
-        if self._alike.get(kind, 0) >= _ALIKE_MAX:
-            return True
-        self._tried += 1
-        if self._tried > _TRIED_MAX or not any(map(self._tells, _changed(self._node, steps))):
-            return False
-        self._alike[kind] = self._alike.get(kind, 0) + 1
-        return True
-
-    def _tells(self, changed: Any) -> bool:
-        try:
-            back = _written(_read(self._model, changed))
-        except Exception as error:  # pydantic runs users' code
-            pass_on(error)
-            return True
-        return _MARK.encode() in msgspec.json.encode(back) or (back != self._back and self._steady())
-
-    def _steady(self) -> bool:
-        """Return whether the same data are written back as the same, which a default drawn by lot is not."""
-        if self._is_steady is None:
-            try:
-                self._is_steady = _written(_read(self._model, self._node)) == self._back
-            except Exception as error:  # pydantic runs users' code
-                pass_on(error)
-                self._is_steady = False
-        return self._is_steady
-
-
-def _changed(node: Any, steps: Steps) -> Iterator[Any]:
-    """Yield data with another value in a place, and, where that has a name, without it."""
-    for is_without in (False, True) if isinstance(steps[-1], str) else (False,):
-        changed = around = node.copy()
-        for step in steps[:-1]:
-            around[step] = around = around[step].copy()
-        if is_without:
-            del around[steps[-1]]
-        else:
-            around[steps[-1]] = _MARK
-        yield changed
+        around[steps[-1]] = mark if around[steps[-1]].__class__ in (int, float) else f"mark {mark}"
+        known[b"%d" % mark] = number
+    try:
+        value = _read(model, changed)
+    except Exception as error:  # pydantic runs users' code
+        pass_on(error)
+        return None
+    return {known[mark] for mark in _marks(msgspec.json.encode(_written(value))) if mark in known}
 
 
 @lru_cache(maxsize=1000)

@@ -185,6 +185,28 @@ class Rooted(pydantic.RootModel[list[Renamed]]):
     pass
 
 
+class Taking(pydantic.BaseModel):
+    """Takes in all of the data, and what is in some of them."""
+
+    stage: M1 | None = None
+    at: int = 0
+    total: int = 0
+    of: list[int] = []
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def take(cls, data: Any) -> Any:
+        data = {**data, "total": sum(one for one in data.values() if isinstance(one, int))}
+        if "leg" in data:
+            data["stage"] = {"a": data.pop("leg")["at"]}
+        return data | {"at": data["data"]["at"]} if "data" in data else data
+
+    @pydantic.field_validator("of")
+    @classmethod
+    def last(cls, of: list[int]) -> list[int]:
+        return of[-2:]
+
+
 ONCE = set[int]()
 Quoted = te.TypedDict("Quoted", {'a"b': int})
 Holds = msgspec.defstruct("Holds", [("q", Quoted | None, None), ("r", K1 | None, None)])
@@ -239,10 +261,18 @@ class Earlier(Renaming):
         (Parts, {"parts": [{"type": "image_url", "image_url": {"detail": "x"}, "class_name": "Part"}]}, ""),
         (Parts, {"parts": [{"type": "image_url", "image_url": {"detail": "x"}, "detail": 1}]}, "$.parts[0].detail"),
         (Turned, {"first": "a", "full": "a!"}, ""),
-        (Turned, {"done": True, "text": "a b"}, ""),
-        (Turned, {"done": True, "more": 1}, "$.more"),
-        (Many, {"of": [{"done": True, "text": str(at)} for at in range(100)]}, ""),
-        (Many, {"of": [{"done": True, "text": str(at)} for at in range(100)] + [{"z": 1}]}, "$.of[100].z"),
+        (Turned, {"text": "a"}, ""),
+        (Turned, {"text": "a", "more": 1}, "$.more"),
+        (Turned, {"done": True}, "$.done"),
+        (Many, {"of": [{"text": str(at)} for at in range(100)]}, ""),
+        (Many, {"of": [{"text": str(at)} for at in range(100)] + [{"z": 1}]}, "$.of[100].z"),
+        (Taking, {"leg": {"at": 1}, "of": [1, 2], "data": {"at": 5}, "total": 3}, ""),
+        (Taking, {"leg": {"at": 1, "driver": "Ann"}}, "$.leg.driver"),
+        (Taking, {"data": {"at": 5, "z": 7}}, "$.data.z"),
+        (Taking, {"total": 3, "z": 7}, "$.z"),
+        (Taking, {"of": [1, 2, 3]}, "$.of[0]"),
+        (Taking, {"of": [1, 2], "odd ` - at `$.a": "z"}, "$['odd ` - at `$.a']"),
+        (Holds, {"odd ` - at `$.a": 1}, "$['odd ']"),
         (Renaming, {"name": "a", "number": 2}, ""),
         (Renaming, {"name": "a"}, ""),
         (Renaming, {"name": "a", "more": 1}, "$.more"),
