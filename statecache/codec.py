@@ -17,7 +17,7 @@ import sys
 import types
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, NoReturn, Union, get_origin, is_typeddict
+from typing import Annotated, Any, NoReturn, Union, get_origin
 
 import msgspec
 from msgspec import inspect
@@ -31,6 +31,7 @@ from statecache.record_classes import (
     is_record,
     is_same,
     is_same_throughout,
+    is_typed_dict,
     name_of,
 )
 from statecache.schemas import judged, schema_of, schemas_in, versions, with_name
@@ -158,7 +159,7 @@ class Codec:
         """
         try:
             back = self._read(data)
-            if not is_same(back, value) or (self._partly and not is_same_throughout(back, value, dumped)):
+            if not is_same(back, value) or (self._partly and not is_same_throughout(back, value)):
                 refuse_losses(value, back, key, typed=self.type is not Any, compares=not self._partly)
                 if self._sets is None and (ordered := in_order(value, self._write, back)) is not value:
                     data = self._write(ordered)
@@ -206,7 +207,7 @@ class Codec:
 
     def refuse_to_drop(self, data: bytes, *, key: str, encoding: str, schema: str) -> None:
         """Raise SchemaNewer where writing this type over data of that schema would drop fields."""
-        if not self.schema or schema in self.known:
+        if schema in self.known or not (self.schema or self._by_class):
             return
         ours, path = with_name(schema, self.known) or self.schema, ""
         verdict = judged(schema, ours)
@@ -351,9 +352,8 @@ def _traits_of(kind: Any) -> tuple[bool, bool, bool | None, bool]:
             raise TypeError(f"neither msgspec nor pydantic know what a {name_of(info.cls)} is")
         dated = dated or custom or (isinstance(info, inspect.DateTimeType) and info.tz is not True)
         sets = sets or isinstance(info, (inspect.SetType, inspect.FrozenSetType))
-        partly = partly or (
-            isinstance(info, (inspect.StructType, inspect.DataclassType)) and is_equal_in_part(info.cls)
-        )
+        has_own = custom or isinstance(info, (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType))
+        partly = partly or (has_own and info.cls is not object and is_equal_in_part(info.cls))
         untyped = untyped or custom or isinstance(info, inspect.AnyType)
         open_ = open_ or untyped or id(info) in seen
         if id(info) not in seen:
@@ -393,6 +393,6 @@ def _class_of(kind: Any) -> Any:
     origin = get_origin(kind) or kind
     if origin is Annotated:
         return _class_of(kind.__origin__)
-    if origin is Any or not isinstance(origin, type) or origin in _UNIONS or is_typeddict(origin):
+    if origin is Any or not isinstance(origin, type) or origin in _UNIONS or is_typed_dict(origin):
         return None
     return (float, int) if origin is float else origin

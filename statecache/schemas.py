@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 
 from msgspec import inspect
 
-from statecache.record_classes import is_model, is_record
+from statecache.record_classes import is_model, is_record, is_typed_dict
 from statecache.signal_errors import pass_on
 
 _FINGERPRINT_DIGITS = 8
@@ -58,9 +58,16 @@ def schema_of(kind: Any) -> str:
 
 def schemas_in(kind: Any) -> dict[type, str]:
     """Return the schemas of the classes that a union is of; none of what is no union."""
+    members = _members_of(kind)
+    classes = [(get_origin(part) or part, part) for part in members if len(members) > 1]
+    return {owner: schema_of(part) for owner, part in classes if is_record(owner)}
+
+
+def _members_of(kind: Any) -> list[Any]:
+    """Return the types of a union, and of those within it; a type that is none alone."""
     kind = _unwrapped(kind)
-    members = [_unwrapped(part) for part in (get_args(kind) if get_origin(kind) in (Union, UnionType) else ())]
-    return {get_origin(part) or part: schema_of(part) for part in members if is_record(get_origin(part) or part)}
+    is_union = get_origin(kind) in (Union, UnionType)
+    return [inner for part in get_args(kind) for inner in _members_of(part)] if is_union else [kind]
 
 
 def _unwrapped(kind: Any) -> Any:
@@ -206,10 +213,6 @@ def _extras_of(model: Any) -> Any:
         return None
 
 
-def _is_typed_dict(kind: type) -> bool:
-    return issubclass(kind, dict) and hasattr(kind, "__total__")
-
-
 def _within_model(annotation: Any) -> Iterator[Any]:
     """Yield what has fields within an annotation of a model."""
     seen: list[Any] = []
@@ -217,7 +220,7 @@ def _within_model(annotation: Any) -> Iterator[Any]:
     while todo:
         part = todo.pop()
         owner = get_origin(part) or part
-        if isinstance(owner, type) and (is_dataclass(owner) or _is_typed_dict(owner) or hasattr(owner, "_fields")):
+        if isinstance(owner, type) and (is_dataclass(owner) or is_typed_dict(owner) or hasattr(owner, "_fields")):
             yield _InModel(owner)
         elif is_record(part):
             yield inspect.type_info(part)

@@ -32,6 +32,7 @@ from statecache.record_classes import (
     name_of,
     shifted,
     unread_fields,
+    written_fields,
 )
 from statecache.signal_errors import pass_on
 
@@ -163,14 +164,20 @@ def _pairs_of(given: Any, got: Any, *, alike: bool) -> list[Pair] | None:
         pairs = enumerate(zip(given, others, strict=True))
         return [(f"[{at}]", one, other) for at, (one, other) in pairs if one.__class__ not in _SCALARS or one != other]
     if isinstance(given, (set, frozenset)):
-        like = next(iter(got), _UNKNOWN) if isinstance(got, (set, frozenset)) else _UNKNOWN
-        return [("[...]", part, like) for part in given if like is _UNKNOWN or part not in got]
+        found = {part: part for part in got} if isinstance(got, (set, frozenset)) else {}
+        like = next(iter(found), _UNKNOWN)
+        return [("[...]", part, found.get(part, like)) for part in given if not alike or part not in found]
     fields = _fields_of(given)
     if fields is None:
         return None
     if isinstance(got, dict):
         return [(step_of(shown), part, got.get(shown, _UNKNOWN)) for shown, _, part in fields]
-    return [(step_of(shown), part, getattr(got, name, _UNKNOWN)) for shown, name, part in fields]
+    own = [(step_of(shown), part, getattr(got, name, _UNKNOWN)) for shown, name, part in fields]
+    if not hasattr(kind, "__attrs_attrs__"):
+        return own
+    # msgspec passes over private attributes of attrs classes
+    hidden = {step for step, part, other in own if step.startswith("._") and not is_same(part, other)}
+    return [(step, part, _LEFT_OUT if step in hidden else other) for step, part, other in own]
 
 
 def _pairs_of_dict(given: dict[Any, Any], found: Any) -> list[Pair]:
@@ -201,8 +208,7 @@ def _fields_of(node: Any) -> list[tuple[str, str, Any]] | None:
         names = zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
         return [(shown, name, getattr(node, name, None)) for shown, name in names]
     if is_model(kind):
-        fields = {**vars(node), **(getattr(node, "__pydantic_extra__", None) or {})}
-        return [(name, name, part) for name, part in fields.items()]
+        return [(name, name, part) for name, part in written_fields(node).items()]
     if not is_record(kind):
         return None
     members = dataclasses.fields(node) if dataclasses.is_dataclass(node) else kind.__attrs_attrs__

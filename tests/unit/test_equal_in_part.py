@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import msgspec
+import pydantic
 import pytest
 
 from statecache.model import Encoding
 from statecache.record_classes import is_equal_in_part
-from tests.support.sample_values import Attributed, Run, Tree, both, refused, returned
+from tests.support.sample_values import Attributed, Box, Order, Run, Tree, both, refused, returned
 
 
 @dataclasses.dataclass
@@ -46,7 +47,47 @@ class Own:
         return isinstance(other, Own) and other.id == self.id
 
 
-PARTLY = (Scored, Rated, Entity, Own)
+@attrs.define
+class Keyed:
+    id: int
+    score: Any = attrs.field(default=None, eq=str)
+
+    def __repr__(self) -> str:
+        return "one"
+
+
+@dataclasses.dataclass
+class Base:
+    id: int
+
+
+@dataclasses.dataclass(eq=False)
+class Heir(Base):
+    """Is compared as its base is."""
+
+    score: Any = None
+
+
+class OwnTuple(NamedTuple):
+    id: int
+    score: Any = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OwnTuple) and other.id == self.id
+
+
+class OwnModel(pydantic.BaseModel):
+    id: int
+    score: Any = None
+
+    def __init__(self, id: int, score: Any = None) -> None:  # noqa: A002
+        super().__init__(id=id, score=score)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OwnModel) and other.id == self.id
+
+
+PARTLY = (Scored, Rated, Entity, Own, Heir, OwnTuple)
 
 
 @pytest.mark.parametrize("kind", PARTLY)
@@ -58,7 +99,9 @@ def test_what_a_classs_own_comparison_passes_over_is_refused_where_it_is_lost(ki
         ({"a": {"b": kind(1, lost)}}, dict[str, dict[str, kind]], "$.a.b.score"),
         (kind(1, lost), Any, "$.score"),
     ):
-        assert refused(value, of, "json").path.startswith(path)
+        assert refused(value, of, "json").path.startswith(
+            path if kind is not OwnTuple else path.replace(".score", "[1]")
+        )
 
 
 @both
@@ -72,5 +115,62 @@ def test_what_it_passes_over_is_stored_where_it_is_kept(encoding: Encoding, kind
 
 def test_whether_a_comparison_passes_over_fields_is_seen_of_its_class() -> None:
     made = [dataclasses.make_dataclass("D", [("a", int)], frozen=one, order=not one) for one in (False, True)]
-    whole = (Run, Attributed, Tree, *made)
-    assert [is_equal_in_part(kind) for kind in (*PARTLY, *whole)] == [True] * 4 + [False] * 5
+    whole = (Run, Attributed, Tree, Order, Box[int], *made)
+    assert [is_equal_in_part(kind) for kind in (*PARTLY, Keyed, OwnModel, *whole)] == [True] * 8 + [False] * 7
+
+
+class Login(pydantic.BaseModel):
+    token: pydantic.SecretStr
+
+
+@dataclasses.dataclass
+class Connection:
+    id: int
+    login: Login = dataclasses.field(compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    id: int
+    note: Any = dataclasses.field(default=None, compare=False)
+
+
+@attrs.define
+class Private:
+    name: str
+    _balance: int = 0
+
+
+class Excluding(pydantic.BaseModel):
+    """Never writes what it keeps for itself alone."""
+
+    model_config = pydantic.ConfigDict(ser_json_bytes="base64", ser_json_timedelta="float")
+    a: int = 0
+    thumb: bytes = pydantic.Field(default=b"", exclude=True)
+    cache: dict[str, Any] = pydantic.Field(default_factory=dict, exclude=True)
+    above: Any = pydantic.Field(default=None, exclude=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "path"),
+    [
+        (Connection(1, Login(token=pydantic.SecretStr("s3cret"))), Connection, "$.login.token"),
+        ({Member(1, b"ab")}, set[Member], "$[...].note"),
+        ({"a": frozenset({Member(1), Member(2, float("nan"))})}, dict[str, frozenset[Member]], "$.a[...].note"),
+        (Private("n", 5), Private, "$._balance"),
+        (OwnModel(1, b"ab"), OwnModel, "$.score"),
+        ([OwnModel(1, {1: "a", "1": "b"})], list[OwnModel], "$[0].score"),
+    ],
+)
+def test_what_is_lost_in_silence_otherwise_is_refused(value: Any, kind: Any, path: str) -> None:
+    assert refused(value, kind, "json").path.startswith(path)
+
+
+@both
+def test_what_a_model_never_writes_is_not_looked_at(encoding: Encoding) -> None:
+    value = Excluding(a=1, thumb=b"x", cache={"a": datetime(2026, 1, 1)})  # noqa: DTZ001
+    value.above = [value, float("inf")]
+    for kind, given in ((Excluding, value), (list[Excluding], [value]), (Any, value)):
+        stored = returned(given, kind, encoding)
+        assert stored in (Excluding(a=1), [Excluding(a=1)], {"a": 1})
+    assert returned(Private("n"), Private, encoding) == Private("n")

@@ -255,6 +255,17 @@ def test_bytes_and_times_in_one_form_for_both_are_stored(encoding: Encoding, val
     assert returned(value, type(value), encoding) == value
 
 
+class Short(Base64):
+    @field_serializer("data")
+    def _short(self, data: bytes) -> bytes:
+        return data[:2]
+
+
+@both
+def test_what_a_serializer_makes_of_bytes_is_its_authors_word(encoding: Encoding) -> None:
+    assert returned(Short(data=b"abcd"), Short, encoding).data != b"abcd"
+
+
 @both
 def test_what_a_validator_makes_of_times_and_bytes_is_its_authors_word(encoding: Encoding) -> None:
     value = Lowered.model_construct(name=b"A", at=datetime(2026, 11, 30, 1, 2, 3, 500_000, tzinfo=UTC))

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NewType, TypedDict
 import msgspec
 import pydantic
 import pytest
+import typing_extensions as te
 
 from statecache import CodecError, SchemaNewer
 from statecache.codec import codec_for
@@ -240,6 +241,7 @@ class Done(msgspec.Struct, tag=True):
         (Done | Tagged, Done(), Done),
         (Done | Tagged, Tagged("a"), Tagged),
         (Annotated[Account | None, msgspec.Meta(description="whose")], ACCOUNT, Account),
+        (Annotated[Done | Tagged, "one of them"] | None, Done(), Done),
         (NewType("Refunds", R1 | None), R1(1), R1),
         (list[Run] | None, [Run(1)], list[Run] | None),
         (Shelf[Run] | None, Shelf((), None), Shelf[Run]),  # type: ignore[arg-type]
@@ -308,3 +310,13 @@ def test_what_was_merged_without_a_type_is_upgraded_as_its_version() -> None:
         assert runs.get("main").value == newest("b")  # type: ignore[union-attr]
         with pytest.raises(SchemaNewer, match="budget"):
             cache.namespace("runs", type=OLD).update("main", lambda run: run)
+
+
+def test_a_typed_dict_of_typing_extensions_is_a_type_like_others() -> None:
+    class Named(te.TypedDict):
+        name: str
+
+    with memory(shards=1) as cache:
+        views = cache.namespace("kept", type=Named)
+        views.set("a", {"name": "b"})
+        assert views.update("a", lambda named: {"name": named["name"] + "c"}).value == {"name": "bc"}

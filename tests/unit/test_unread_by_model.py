@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from datetime import date
 from random import random
 from typing import Any, Literal, NamedTuple, Self
 
@@ -181,6 +182,14 @@ class Renamed(pydantic.BaseModel):
     inner: M1 | None = pydantic.Field(None, validation_alias=pydantic.AliasChoices("inner", "former"))
 
 
+class Day(pydantic.BaseModel, frozen=True):
+    when: date = pydantic.Field(validation_alias=pydantic.AliasChoices("when", "on"))
+
+
+class Days(pydantic.BaseModel):
+    of: frozenset[Day] = frozenset()
+
+
 class Rooted(pydantic.RootModel[list[Renamed]]):
     pass
 
@@ -244,6 +253,8 @@ class Earlier(Renaming):
         (Quoted, {'a"b': 1, "z": 7}, "$.z"),
         (Mixed, {"of": [{"b": 1, "z": 7}, {"a": 1}]}, ""),
         (Mixed, {"of": [{"b": 1, "z": 7}, {"a": 1, "z": 7}, {"a": 2}]}, "$.of[1].z"),
+        (Days, {"of": [{"on": "2026-01-02"}, {"when": "2026-01-01"}]}, ""),
+        (Days, {"of": [{"on": "2026-01-02", "z": 7}]}, "$.of[0].z"),
         (Rooted, [{"former": {"a": 1}}], ""),
         (Rooted, [{"inner": {"a": 1}}, {"former": {"a": 1, "z": 7}}], "$[1].former.z"),
         (Holds, {"q": {'a"b': 1}, "r": {"a": 1}}, ""),
