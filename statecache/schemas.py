@@ -1,9 +1,10 @@
 """Schemas: what a state's value was written as, and whether another release may write over it.
 
 A schema is `Run@2#1c9e55d0`: the name of the value's class, its `__schema_version__` (1 where it has none), and a
-fingerprint of the names under which its fields, and those of all records inside, are stored. Where two releases run
-side by side, the older one reads what the newer one wrote and leaves out what it does not know. Written back, that
-would be gone. So whoever writes over what it has read, and what has another schema than its own, is asked first:
+fingerprint of the names under which its fields, and those of all records inside, are stored, and of which of these each
+holds. Where two releases run side by side, the older one reads what the newer one wrote and leaves out what it does not
+know. Written back, that would be gone. So whoever writes over what it has read, and what has another schema than its
+own, is asked first:
 
     same class, a lower version     goes on: this release is the newer one, and may do without fields
     same class, a higher version    is refused: somebody has said that it is newer
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -27,6 +28,7 @@ from statecache.record_classes import is_model, is_record, is_typed_dict
 from statecache.signal_errors import pass_on
 
 _FINGERPRINT_DIGITS = 8
+_RECORDS = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType, inspect.NamedTupleType)
 
 
 class Schema(NamedTuple):
@@ -131,7 +133,7 @@ def versions(stored: str, ours: str) -> str:
 
 
 def _names_in(kind: Any) -> set[str]:
-    """Return the names of the stored fields of all records within a type, each behind its class's name.
+    """Return the names of the stored fields of all records within a type, each with its class's and what it holds.
 
     A TypedDict is named itself: a schema without that is of a value that may hold more keys than its type names.
     """
@@ -146,32 +148,46 @@ def _names_in(kind: Any) -> set[str]:
             owner = get_origin(known) or known
             if isinstance(info, inspect.TypedDictType) and isinstance(owner, type):
                 names.add(f"{owner.__qualname__}, whole")
-            for name, part in _parts_of(info):
-                names |= {f"{owner.__qualname__}.{name}"} if name and isinstance(owner, type) else set()
-                todo += [] if part is None else [part]
+            for name, parts in _parts_of(info):
+                names |= {f"{owner.__qualname__}.{name}{_held(parts)}"} if name and isinstance(owner, type) else set()
+                todo += parts
     return names
 
 
-def _parts_of(info: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the types within a type, each with the name of its field or an empty text."""
-    if isinstance(info, (inspect.StructType, inspect.DataclassType, inspect.TypedDictType, inspect.NamedTupleType)):
+def _held(parts: Sequence[Any]) -> str:
+    """Return the names of the classes with fields that a field holds, without those within them, as a suffix."""
+    found: set[str] = set()
+    todo = [*parts]
+    while todo:
+        info = todo.pop()
+        owner = get_origin(getattr(info, "cls", None)) or getattr(info, "cls", None)
+        if isinstance(info, (*_RECORDS, _InModel)) or is_model(owner):
+            found.add(getattr(owner, "__qualname__", str(owner)))
+        else:
+            todo += [part for _, inner in _parts_of(info) for part in inner]
+    return f": {' | '.join(sorted(found))}" if found else ""
+
+
+def _parts_of(info: Any) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Yield the types within a type, those of a field with its name."""
+    if isinstance(info, _RECORDS):
         ordered = isinstance(info, inspect.NamedTupleType) or getattr(info, "array_like", False)
         for at, field in enumerate(info.fields):
-            yield f"{at} {field.encode_name}" if ordered else field.encode_name, field.type
+            yield f"{at} {field.encode_name}" if ordered else field.encode_name, (field.type,)
     elif isinstance(info, _InModel):
         yield from info.parts()
     elif isinstance(info, inspect.CustomType):
         model: Any = info.cls
         for name, field in model.model_fields.items() if is_model(model) else ():
-            yield _stored(name, field), None
-            yield from (("", part) for part in _within_model(field.annotation))
-        yield from (("", part) for part in _within_model(_extras_of(model)))
+            yield _stored(name, field), [*_within_model(field.annotation)]
+        yield "", [*_within_model(_extras_of(model))]
     else:
         for name in info.__struct_fields__:
             parts = getattr(info, name)
-            for part in parts if isinstance(parts, tuple) else (parts,):
-                if isinstance(part, inspect.Type):
-                    yield "", part
+            yield (
+                "",
+                [part for part in (parts if isinstance(parts, tuple) else (parts,)) if isinstance(part, inspect.Type)],
+            )
 
 
 class _InModel(NamedTuple):
@@ -179,8 +195,8 @@ class _InModel(NamedTuple):
 
     cls: Any
 
-    def parts(self) -> Iterator[tuple[str, Any]]:
-        """Yield the types within it, each with the name of its field or an empty text."""
+    def parts(self) -> Iterator[tuple[str, Sequence[Any]]]:
+        """Yield the types within it, those of a field with its name."""
         try:
             hints = get_type_hints(self.cls)
         except Exception as error:  # type hints of users raise anything
@@ -190,8 +206,8 @@ class _InModel(NamedTuple):
         names = self.cls.__annotations__ if own is None else own
         known = getattr(self.cls, "__pydantic_fields__", {})
         for at, name in enumerate(names):
-            yield f"{at} {name}" if issubclass(self.cls, tuple) else _stored(name, known.get(name)), None
-            yield from (("", part) for part in _within_model(hints.get(name)))
+            shown = f"{at} {name}" if issubclass(self.cls, tuple) else _stored(name, known.get(name))
+            yield shown, [*_within_model(hints.get(name))]
 
 
 def _stored(name: str, field: Any) -> str:

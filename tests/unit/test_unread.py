@@ -254,8 +254,22 @@ def test_a_model_is_another_where_its_field_is_stored_by_another_name() -> None:
     assert _refused(new, old, old(q={"m": 7}), "json") == "$.q.m"
 
 
-def test_the_fields_of_what_was_always_named_have_the_fingerprints_that_they_had() -> None:
+def test_the_fingerprint_says_which_class_is_where() -> None:
     line = make_dataclass("Line", [("at", int), ("by", M1)])
     kept = _model(lines=list[line], first=M1 | None, more=dict[str, M1], any=Any)
-    names = ["Run.lines", "Run.first", "Run.more", "Run.any", "Run.a", "Line.at", "Line.by"]
+    names = ["Run.lines: Line", "Run.first: Run", "Run.more: Run", "Run.any", "Run.a", "Line.at", "Line.by: Run"]
     assert schema_of(kept) == f"Run@1#{sha256(chr(10).join(sorted(names)).encode()).hexdigest()[:8]}"
+
+
+@both
+@pytest.mark.parametrize("of", [(K1, T2), (M1, M2)])
+def test_a_field_that_is_of_another_class_than_before_is_looked_at(encoding: Encoding, of: Any) -> None:
+    plain, detailed = of
+    detailed.__qualname__ = "Detailed"
+    made = [
+        msgspec.defstruct("Run", [("first", plain), ("last", detailed | None, None), ("steps", list[steps], [])])
+        for steps in (plain, detailed)
+    ]
+    one = detailed(a=1, z=7)
+    assert _refused(made[0], made[1], made[1](plain(a=1), None, [one]), encoding).startswith("$.steps[0].")
+    assert _refused(made[1], made[0], made[0](plain(a=1), one), encoding) == ""
