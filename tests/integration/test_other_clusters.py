@@ -25,6 +25,13 @@ def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
         yield made
 
 
+def read(shard: World, server: Valkey, key: str = KEY) -> object:
+    """Return the value of a key that is there."""
+    state = shard.client(server).get(key)
+    assert state is not None
+    return state.value
+
+
 def served(shard: World, name: str, value: str) -> Valkey:
     """Start a Redis and have it serve two states, of which Postgres gets the first."""
     server = shard.start(name)
@@ -75,7 +82,7 @@ def test_it_is_adopted_once_it_was_emptied(shard: World) -> None:
     served(shard, "ours", "ours").kill()
     shard.raw(others).flushdb()
     adopt(shard, others)
-    assert shard.client(others).get(KEY).value == "ours"
+    assert read(shard, others) == "ours"
     shard.check(others)
 
 
@@ -83,7 +90,7 @@ def test_an_empty_database_takes_all_of_it(shard: World) -> None:
     others = served(shard, "others", "theirs")
     made_anew(shard)
     adopt(shard, others)
-    assert [shard.client(others).get(key).value for key in (KEY, "runs/2")] == ["theirs", "theirs"]
+    assert [read(shard, others, key) for key in (KEY, "runs/2")] == ["theirs", "theirs"]
     assert (shard.conflicts(), shard.row().flushed) == (set(), 0)
 
 
@@ -101,7 +108,7 @@ def test_an_adoption_that_was_interrupted_goes_on(shard: World, moment: str) -> 
         shard.open(others, "operator", tap=once(moment, die))
     others.restart()
     adopt(shard, others)
-    assert [shard.client(others).get(key).value for key in (KEY, "runs/2")] == ["theirs", "theirs"]
+    assert [read(shard, others, key) for key in (KEY, "runs/2")] == ["theirs", "theirs"]
     assert shard.conflicts() == set()
 
 
