@@ -32,6 +32,8 @@ _marks = re.compile(rb"7[1-9]\d{8}").findall
 _TRIED_MAX = 64
 _TRIED_BYTES_MAX = 4 * 1024 * 1024
 """How many parts are tried one by one, and with how much data at most; of the others it is not known."""
+_PLACES_MAX = 16
+"""How many places in data one of pydantic's is taken for at most, those furthest in first."""
 _UNKNOWN = object()
 
 
@@ -44,9 +46,9 @@ def left_out_by(model: Any, node: Any) -> Steps | None:
         return ()
     back = _written(value)
     suspects = [*_lacking(node, back, value)]
-    of_sets = [at for at in suspects if _is_in_set(at, value)]
-    unread = _unread(model, node, [at for at in suspects if at not in of_sets] if of_sets else suspects)
-    return unread or _ignored(model, node, of_sets + _refused_in_sets(model, node, value))
+    of_sets = dict.fromkeys(at for at in suspects if _is_in_set(at, value))
+    unread = _unread(model, node, [at for at in suspects if at not in of_sets])
+    return unread or _ignored(model, node, [*of_sets, *_refused_in_sets(model, node, value)])
 
 
 def lacking_anywhere(node: Any, back: Any) -> Iterator[Steps]:
@@ -144,10 +146,11 @@ def _refused_in_sets(model: Any, node: Any, value: Any) -> list[Steps]:
 
 def _places_of(loc: Steps, node: Any) -> list[Steps]:
     """Return the places in data that a place of pydantic's may be: some of its steps only name a type."""
-    if len(loc) == 1:
-        return [loc] if has(node, loc[0]) else []
-    found = [(loc[0], *below) for below in _places_of(loc[1:], node[loc[0]])] if has(node, loc[0]) else []
-    return found + _places_of(loc[1:], node)
+    reached: list[tuple[Steps, Any]] = [((), node)]
+    for step in loc[:-1]:
+        within = [((*steps, step), part[step]) for steps, part in reached if has(part, step)]
+        reached = (within + reached)[:_PLACES_MAX]
+    return [(*steps, loc[-1]) for steps, part in reached if has(part, loc[-1])]
 
 
 def _is_in_set(steps: Steps, value: Any) -> bool:

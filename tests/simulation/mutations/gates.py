@@ -121,7 +121,7 @@ GATES = {
     "others' shards": Mutant(
         "a worker keeps what an old primary takes of its own shards alone",
         "workers/statecache_workers/split_brain.py",
-        "        if self._monotonic() < self._next:\n",
+        "        if begun < self._next:\n",
         "        if True:\n",
         by="scenarios split_brain",
     ),
