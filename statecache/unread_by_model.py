@@ -7,7 +7,8 @@ the names that it is read by; the first of them that is stored counts. Whether a
 and number in it is another one that occurs nowhere else, and is to be found in what is written back.
 
 The members of a set have no order to go by: a name that any of them is written back with is known in each. What
-pydantic refuses of them, once extra fields are forbidden, is tried too. Of them, what may be anything is left out.
+pydantic refuses of them, once extra fields are forbidden, is tried too. Of these, and of what became a list of a dict,
+or the reverse, what may be anything and is not written back is left out.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ def left_out_by(model: Any, node: Any) -> Steps | None:
         pass_on(error)
         return ()
     back = _written(value)
-    suspects = [*_lacking(node, back, value)]
+    made_over: list[Steps] = []
+    suspects = [*_lacking(node, back, value, made_over)]
     of_sets = dict.fromkeys(at for at in suspects if _is_in_set(at, value))
     unread = _unread(model, node, [at for at in suspects if at not in of_sets])
-    return unread or _ignored(model, node, [*of_sets, *_refused_in_sets(model, node, value)])
+    return unread or _ignored(model, node, [*of_sets, *_refused_in_sets(model, node, value), *made_over])
 
 
 def lacking_anywhere(node: Any, back: Any) -> Iterator[Steps]:
@@ -56,8 +58,11 @@ def lacking_anywhere(node: Any, back: Any) -> Iterator[Steps]:
     return _lacking_in(node, _merged([back]))
 
 
-def _lacking(node: Any, back: Any, value: Any) -> Iterator[Steps]:
-    """Yield the places of what is neither written back nor, going by the class of what was read there, a field's."""
+def _lacking(node: Any, back: Any, value: Any, made_over: list[Steps]) -> Iterator[Steps]:
+    """Yield the places of what is neither written back nor, going by the class of what was read there, a field's.
+
+    The places of dicts that became lists, and of lists that became dicts, are added to `made_over`.
+    """
     todo: list[tuple[Steps, Any, Any, Any]] = [((), node, back, value)]
     while todo:
         steps, node, back, value = todo.pop()
@@ -70,6 +75,7 @@ def _lacking(node: Any, back: Any, value: Any) -> Iterator[Steps]:
         read = _members_of(value, node)
         shown = back if back.__class__ is node.__class__ else None
         if read is None and shown is None:  # a form of its own
+            made_over += [steps] if steps and back.__class__ in (dict, list) else []
             continue
         inner = []
         if node.__class__ is list and len(node) > max(len(shown or ()), len(read or ())):  # whichever are the ones

@@ -194,6 +194,12 @@ class Rooted(pydantic.RootModel[list[Renamed]]):
     pass
 
 
+class Leg(pydantic.BaseModel):
+    on: date | None = None
+    to: str = ""
+    by: bool = False
+
+
 class Taking(pydantic.BaseModel):
     """Takes in all of the data, and what is in some of them."""
 
@@ -209,6 +215,13 @@ class Taking(pydantic.BaseModel):
         if "leg" in data:
             data["stage"] = {"a": data.pop("leg")["at"]}
         return data | {"at": data["data"]["at"]} if "data" in data else data
+
+    legs: list[Leg] = []
+
+    @pydantic.field_validator("legs", mode="before")
+    @classmethod
+    def listed(cls, legs: Any) -> Any:
+        return [legs] if isinstance(legs, dict) else legs
 
     @pydantic.field_validator("of")
     @classmethod
@@ -282,6 +295,8 @@ class Earlier(Renaming):
         (Taking, {"data": {"at": 5, "z": 7}}, "$.data.z"),
         (Taking, {"total": 3, "z": 7}, "$.z"),
         (Taking, {"of": [1, 2, 3]}, "$.of[0]"),
+        (Taking, {"legs": {"on": "2026-01-02", "to": "a", "by": True}}, ""),
+        (Taking, {"legs": {"on": "2026-01-02", "to": "a", "z": "b"}}, "$.legs.z"),
         (Taking, {"of": [1, 2], "odd ` - at `$.a": "z"}, "$['odd ` - at `$.a']"),
         (Holds, {"odd ` - at `$.a": 1}, "$['odd ']"),
         (Renaming, {"name": "a", "number": 2}, ""),
