@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from langgraph.checkpoint.base.id import uuid6
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from statecache import UsageError
+from statecache.adapters.langgraph.documents import write_documents
 from statecache.adapters.langgraph.names import (
     CHECKPOINT_BYTES_MAX,
     THREAD_BYTES_MAX,
@@ -16,6 +18,7 @@ from statecache.adapters.langgraph.names import (
     inverted,
     other_state_of,
 )
+from statecache.adapters.langgraph.values import Serde
 from statecache.adapters.segments import segment
 from statecache.keys import KEY_BYTES_MAX, checked_key, group_of
 
@@ -80,3 +83,6 @@ def test_what_postgres_cannot_hold_is_refused() -> None:
     for make in (lambda: Place("a\0"), lambda: Place("a", "\0"), lambda: checkpoint_segment("\0")):
         with pytest.raises(UsageError, match="holds a NUL"):
             make()
+    for channel, task_id, task_path in (("a\0", "t", ""), ("a", "\0", ""), ("a", "t", "p\0")):
+        with pytest.raises(UsageError, match="holds a NUL"):
+            write_documents([("b", 1), (channel, 1)], task_id, task_path, Serde(JsonPlusSerializer()))
