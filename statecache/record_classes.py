@@ -164,7 +164,7 @@ def is_equal_in_part(kind: Any) -> bool:
     """Return whether `==` may pass over fields of a class of records, a named tuple or a pydantic model."""
     kind = get_origin(kind) or kind
     by = next(one for one in kind.__mro__ if "__eq__" in vars(one))
-    if by is object or by.__module__ in ("msgspec", "msgspec._core", "builtins", "pydantic.main"):
+    if by is object or by.__module__.partition(".")[0] in ("builtins", "msgspec", "pydantic"):
         return False
     fields = [*getattr(kind, "__dataclass_fields__", {}).values()]
     own = [*(getattr(kind, "__attrs_attrs__", None) or ())]
