@@ -34,7 +34,7 @@ from statecache.record_classes import (
     is_typed_dict,
     name_of,
 )
-from statecache.schemas import judged, schema_of, schemas_in, versions, with_name
+from statecache.schemas import classes_in, judged, schema_of, schemas_in, versions, with_name
 from statecache.set_order import dump_in_order, has_sets, in_order
 from statecache.signal_errors import pass_on
 from statecache.tuple_slots import refuse_namedtuples, slot_of
@@ -342,7 +342,7 @@ def _traits_of(kind: Any) -> tuple[bool, bool, bool | None, bool]:
 
     That is None where only values tell. The last is whether its values are equal though some of their fields are not.
     """
-    dated, open_, sets, untyped, partly = False, kind is Any, False, kind is Any, False
+    dated, open_, sets, untyped = False, kind is Any, False, kind is Any
     seen: dict[int, Any] = {}
     infos: list[Any] = [] if kind is Any else [inspect.type_info(kind)]
     while infos:
@@ -352,8 +352,6 @@ def _traits_of(kind: Any) -> tuple[bool, bool, bool | None, bool]:
             raise TypeError(f"neither msgspec nor pydantic know what a {name_of(info.cls)} is")
         dated = dated or custom or (isinstance(info, inspect.DateTimeType) and info.tz is not True)
         sets = sets or isinstance(info, (inspect.SetType, inspect.FrozenSetType))
-        has_own = custom or isinstance(info, (inspect.StructType, inspect.DataclassType, inspect.NamedTupleType))
-        partly = partly or (has_own and info.cls is not object and is_equal_in_part(info.cls))
         untyped = untyped or custom or isinstance(info, inspect.AnyType)
         open_ = open_ or untyped or id(info) in seen
         if id(info) not in seen:
@@ -362,6 +360,7 @@ def _traits_of(kind: Any) -> tuple[bool, bool, bool | None, bool]:
                 parts = getattr(info, name)
                 parts = parts if isinstance(parts, tuple) else (parts,)
                 infos += [part for part in parts if isinstance(part, (inspect.Type, inspect.Field))]
+    partly = any(is_equal_in_part(one) for one in classes_in(kind))
     return dated, open_, sets or (None if untyped else False), partly
 
 

@@ -19,6 +19,7 @@ import hashlib
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -29,6 +30,9 @@ from statecache.signal_errors import pass_on
 
 _FINGERPRINT_DIGITS = 8
 _RECORDS = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType, inspect.NamedTupleType)
+
+
+_Info = tuple[Any, Any, list[tuple[str, Sequence[Any]]]]
 
 
 class Schema(NamedTuple):
@@ -138,20 +142,42 @@ def _names_in(kind: Any) -> set[str]:
     A TypedDict is named itself: a schema without that is of a value that may hold more keys than its type names.
     """
     names: set[str] = set()
-    seen: dict[object, Any] = {}
+    for info, owner, inner in _infos_in(kind):
+        if isinstance(info, inspect.TypedDictType):
+            names.add(f"{owner.__qualname__}, whole")
+        names |= {f"{owner.__qualname__}.{name}{_held(parts)}" for name, parts in inner if name}
+    return names
+
+
+def classes_in(kind: Any) -> set[type]:
+    """Return the classes with fields within a type, those within pydantic models too."""
+    return {owner for info, owner, _ in _infos_in(kind) if isinstance(info, (*_RECORDS, _InModel)) or is_model(owner)}
+
+
+def _infos_in(kind: Any) -> list[_Info]:
+    """Return what is said of each type within a type, with the class that it is about and the types within that."""
+    try:
+        return _known_infos(kind)
+    except TypeError:  # it is unhashable
+        return _looked_up(kind)
+
+
+@lru_cache(maxsize=16)
+def _known_infos(kind: Any) -> list[_Info]:
+    return _looked_up(kind)
+
+
+def _looked_up(kind: Any) -> list[_Info]:
+    seen: dict[object, _Info] = {}
     todo: list[Any] = [] if kind is Any else [inspect.type_info(kind)]
     while todo:
         info = todo.pop()
         known = getattr(info, "cls", None) or id(info)
         if known not in seen:
-            seen[known] = info
-            owner = get_origin(known) or known
-            if isinstance(info, inspect.TypedDictType) and isinstance(owner, type):
-                names.add(f"{owner.__qualname__}, whole")
-            for name, parts in _parts_of(info):
-                names |= {f"{owner.__qualname__}.{name}{_held(parts)}"} if name and isinstance(owner, type) else set()
-                todo += parts
-    return names
+            inner = [*_parts_of(info)]
+            seen[known] = info, get_origin(known) or known, inner
+            todo += [part for _, parts in inner for part in parts]
+    return [*seen.values()]
 
 
 def _held(parts: Sequence[Any]) -> str:

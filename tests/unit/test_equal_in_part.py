@@ -174,3 +174,35 @@ def test_what_a_model_never_writes_is_not_looked_at(encoding: Encoding) -> None:
         stored = returned(given, kind, encoding)
         assert stored in (Excluding(a=1), [Excluding(a=1)], {"a": 1})
     assert returned(Private("n"), Private, encoding) == Private("n")
+
+
+@dataclasses.dataclass
+class Account:
+    user: str
+    password: pydantic.SecretStr = dataclasses.field(compare=False)
+
+
+class WithAccount(pydantic.BaseModel):
+    login: Account
+
+
+class Accounts(pydantic.BaseModel):
+    by_name: dict[str, list[Account]]
+
+
+class WithOwn(pydantic.BaseModel):
+    inner: OwnModel
+    password: pydantic.SecretStr | None = None
+
+
+@both
+def test_what_is_equal_in_part_within_a_model_is_looked_at(encoding: Encoding) -> None:
+    login = Account("ann", pydantic.SecretStr("s"))
+    for value, kind, path in (
+        (WithAccount(login=login), WithAccount, "$.login.password"),
+        ([Accounts(by_name={"a": [login]})], list[Accounts], "$[0].by_name.a[0].password"),
+        (WithOwn(inner=OwnModel(1, login)), WithOwn, "$.inner.score.password"),
+    ):
+        error = refused(value, kind, encoding)
+        assert (error.path, "asterisks" in error.reason) == (path, True)
+    assert returned(WithOwn(inner=OwnModel(1, "a")), WithOwn, encoding).inner.score == "a"
