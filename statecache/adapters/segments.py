@@ -45,6 +45,13 @@ def refuse_nul(what: str, text: str) -> None:
         raise UsageError(f"{what} {text!r} holds a NUL", hint="Postgres has no place for it: leave it out.")
 
 
+def refuse_half_pair(what: str, text: str) -> None:
+    """Raise UsageError for a text that no bytes stand for, as it holds half of a surrogate pair."""
+    if half := re.search("[\ud800-\udfff]", text):
+        hint = f"It is no Unicode: leave character {half.start()} out."
+        raise UsageError(f"{what} {text!r} holds half of a surrogate pair", hint=hint)
+
+
 def refuse_parted(namespace: str, what: str) -> None:
     """Raise UsageError for a namespace of several segments: a group is of the first two, and `what` needs its own."""
     if "/" in namespace:

@@ -83,6 +83,7 @@ def test_what_postgres_cannot_hold_is_refused() -> None:
     for make in (lambda: Place("a\0"), lambda: Place("a", "\0"), lambda: checkpoint_segment("\0")):
         with pytest.raises(UsageError, match="holds a NUL"):
             make()
-    for channel, task_id, task_path in (("a\0", "t", ""), ("a", "\0", ""), ("a", "t", "p\0")):
-        with pytest.raises(UsageError, match="holds a NUL"):
-            write_documents([("b", 1), (channel, 1)], task_id, task_path, Serde(JsonPlusSerializer()))
+    for wrong, told in (("a\0", "holds a NUL"), ("a\ud800", "holds half of a surrogate pair.* character 1")):
+        for channel, task_id, task_path in ((wrong, "t", ""), ("a", wrong, ""), ("a", "t", wrong)):
+            with pytest.raises(UsageError, match=told):
+                write_documents([("b", 1), (channel, 1)], task_id, task_path, Serde(JsonPlusSerializer()))

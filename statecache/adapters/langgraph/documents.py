@@ -21,7 +21,7 @@ from statecache import CodecError, UsageError
 from statecache.adapters.items import same
 from statecache.adapters.langgraph.names import Place, place_at
 from statecache.adapters.langgraph.values import Form, Serde, packed_of, split
-from statecache.adapters.segments import refuse_nul, spelled_out
+from statecache.adapters.segments import refuse_half_pair, refuse_nul, spelled_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -151,11 +151,13 @@ def channel_document(channel: str, version: Any, checkpoint_id: str, piece: Form
 def write_documents(writes: Sequence[tuple[str, Any]], task_id: str, task_path: str, serde: Serde) -> list[Document]:
     """Return the writes of a task, each with the index by which a repetition is known.
 
-    Raises UsageError for a name that holds a NUL: Postgres, which looks into checkpoints for filters, could not.
+    Raises UsageError for a name that holds a NUL, for Postgres looks into checkpoints for filters and could not, or that
+    is no Unicode.
     """
     names = (("task_id", task_id), ("task_path", task_path), *(("channel", channel) for channel, _ in writes))
     for what, text in names:
         refuse_nul(what, text)
+        refuse_half_pair(what, text)
     return [
         {"task_id": task_id, "task_path": task_path, "idx": WRITES_IDX_MAP.get(channel, at), "channel": channel}
         | serde.pack(value).form()
