@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, ConfigurationError, PostgresUnavailable, Settings, Unavailable
+from statecache.core.postgres.connection import committed
 from statecache.core.postgres.migrate import migrate
 from statecache.core.postgres.vector_indexes import create
 from statecache.keys import KeySpace
@@ -26,6 +27,7 @@ from tests.support.vectors import DIMS, found, near, need_pgvector, table
 
 KEY = "runs/réunion/Ωmega"
 DEFAULTS = {
+    "array_nulls": "off",
     "bytea_output": "escape",
     "client_encoding": "LATIN1",
     "client_min_messages": "error",
@@ -115,6 +117,16 @@ async def test_defaults_of_a_role_or_a_database_change_nothing(
         value = DEFAULTS[name]
         site.postgres.execute(f"ALTER {of} {odd} SET {name} = '{value}'".encode())
         await _round(make_settings(migrated=False, postgres_url=url))
+
+
+async def test_what_is_missing_in_a_list_is_no_text_in_what_is_written(make_settings: MakeSettings, site: Site) -> None:
+    with _database(site) as (odd, url):
+        site.postgres.execute(f"ALTER ROLE {odd} SET array_nulls = off".encode())
+        settings = make_settings(migrated=False, postgres_url=url)
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+            async with committed(connection, settings, seconds=5):
+                found = await (await connection.execute("SELECT unnest(%s::text[])", [[None, "NULL"]])).fetchall()
+    assert found == [(None,), ("NULL",)]
 
 
 @pytest.mark.parametrize("style", ["iso_8601", "postgres_verbose", "sql_standard"])
