@@ -238,8 +238,10 @@ class PlainHistory:
     # Where undo and redo lead.
 
     def walk(self, key: str, kind: str) -> int | None:
-        """Return the version to which an editor would go."""
-        return next(_walked([(row.version, row.said) for row in self.chain(key)], kind, whole=False), None)
+        """Return the version to which an editor would go, past deletes where there is nothing to delete."""
+        chain = self.chain(key)
+        places = _walked([(row.version, row.said) for row in chain], kind, whole=False)
+        return next((place for place in places if chain[-1].lives or chain[place - 1].lives), None)
 
     def walk_group(self, group: str, kind: str) -> int | None:
         """Return the n of the commit to which an editor of the whole group would go, past those that change nothing."""
