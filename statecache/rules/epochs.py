@@ -14,6 +14,12 @@ A data set **continues** the row when it names the row's replid: a restart, or a
 of the lineage's one ordered log, so only keys that Postgres holds beyond its end can be stale in it. Anything else is
 another **branch**, an old primary that went on by itself, and opens on an operator's word alone.
 
+A replica that is promoted before it has received the opening of the row's epoch names the server before that one, as
+an old primary does. But Redis itself tells whose replica it was, as `master_replid2`: it holds what that server held
+then, and while nobody has opened it since, it is a **prefix** of that server's log. It is no branch, but that server
+may still be at work, and this a forgotten replica of it, which has missed all of the epoch. So it is opened on the word
+on which an empty Redis would be: a worker's that knows that it stands in that server's place, or an operator's.
+
 A worker **shuts** a gate that Redis takes for open, where what both hold says that the data set has parted from the
 lineage: what it took from then on would be set aside. It keeps all that a reservation keeps, so whoever may open it
 finds it as it was. Once for each epoch of the row: where it is open again since, another Postgres is in use with this
@@ -81,11 +87,13 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
     `acknowledged` is the data set's copy of the watermark, where that being higher is the reason: a row that is read
     later may have come up to it, and the shard is open. With `doubtful`, it may only if what both hold says so.
+    `continues` is the replid that the data set continues though its meta does not name it.
     """
 
     seen: int
     acknowledged: int | None = None
     doubtful: bool = False
+    continues: str = ""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,9 +148,19 @@ def decide(
         return _adopt(row, look, authority, vouched, seen)
     if row.replid in look.lineage:
         return Opening(seen=seen)
+    if _is_prefix(row, look):
+        if authority == "worker" and row.replid in vouched:
+            return Opening(seen=seen, continues=row.replid)
+        return msgspec.structs.replace(branch_refusal(row, look), wait=authority == "client")
     if is_strange(row, look) and look.pin.cluster == pin.cluster:
         return Opening(seen=seen, doubtful=True)
     return branch_refusal(row, look)
+
+
+def _is_prefix(row: ShardRow, look: Look) -> bool:
+    """Return whether a data set is that of a former replica of the row's server, which missed the opening there."""
+    missed = look.epoch is not None and look.epoch < row.epoch
+    return missed and look.former == row.replid != "" and not look.was_opened_here and UNFENCED not in look.lineage
 
 
 def branch_refusal(row: ShardRow, look: Look) -> Refusal:

@@ -44,7 +44,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     `epoch` is None where meta is missing or was never opened. `n` and `totals` are those of the newest commit: meta
     says so, or where it is missing, the stream's end. `last` is the stream's last generated (epoch, n); it survives
     trimming and restarts. `flushed` is meta's copy of the watermark, `excepted` the last n of which it knows that
-    Postgres set a change aside: the states of later forks are still here.
+    Postgres set a change aside: the states of later forks are still here. `former` is the replid that the server
+    had before this one: where it was promoted, its primary's.
     """
 
     epoch: int | None
@@ -61,11 +62,17 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     pin: Pin
     server: str
     role: str
+    former: str = ""
 
     @property
     def lineage(self) -> frozenset[str]:
         """The replids whose epoch this data set continues."""
         return frozenset((self.replid, *self.continues)) - {""}
+
+    @property
+    def was_opened_here(self) -> bool:
+        """Whether somebody opened it on this server, or began to: a reservation does not tell which."""
+        return self.server in self.lineage
 
     @property
     def own(self) -> int:
@@ -91,7 +98,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 def look_of(parts: Sequence[str]) -> Look:
     """Read the answer of the script `gate_look`; raise ValueError where it is not ours."""
-    epoch, replid, continues, token, until, left, last, n, entries, size, flushed, excepted, *pin, server, role = parts
+    epoch, replid, continues, token, until, left, last, n, entries, size, flushed, excepted, *rest = parts
+    *pin, server, role, former = rest
     last_epoch, _, last_n = last.partition("-")
     return Look(
         epoch=int(epoch) if epoch else None,
@@ -108,4 +116,5 @@ def look_of(parts: Sequence[str]) -> Look:
         pin=Pin(*pin),
         server=server,
         role=role,
+        former=former,
     )

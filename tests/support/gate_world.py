@@ -230,6 +230,11 @@ class World:
         found: dict[str, str] = self.raw(server).hgetall(self.keys.state(key))
         return found
 
+    def value(self, server: Valkey, key: str) -> Any:
+        """Return a state's value as an agent reads it; None where there is none."""
+        found = self.client(server).get(key)
+        return found and found.value
+
     def entries(self, server: Valkey) -> list[ChangeSet]:
         """Return the stream's entries that a commit wrote, in the order of their ids."""
         with redis.Redis.from_url(server.url) as client:

@@ -289,7 +289,7 @@ class Attempt:
 
     async def _closed(self, seen: Sequence[Seen], *, ms: int) -> list[Seen]:
         """Reserve for so many milliseconds what is as it was looked at; with 0, nobody else has to wait for us."""
-        calls = [(self._fixed(one.row.shard), self._reserving_arguments(one.look, ms)) for one in seen]
+        calls = [(self._fixed(one.row.shard), self._reserving_arguments(one, ms)) for one in seen]
         reserved: list[Seen] = []
         for one, reply in zip(seen, await self._calls.scripts("gate_look", calls), strict=True):
             look = self._parsed(one.row.shard, reply)
@@ -298,9 +298,10 @@ class Attempt:
                 reserved.append(msgspec.structs.replace(one, look=look, verdict=verdict))
         return reserved
 
-    def _reserving_arguments(self, look: Look, ms: int) -> list[Any]:
+    def _reserving_arguments(self, one: Seen, ms: int) -> list[Any]:
+        look, continues = one.look, one.verdict.continues
         epoch = "" if look.epoch is None else look.epoch
-        return [self._settings.fence, self._token, ms, epoch, look.replid, look.reservation, look.server]
+        return [self._settings.fence, self._token, ms, epoch, look.replid, look.reservation, look.server, continues]
 
     async def _raise(self, reserved: Sequence[Seen], *, wait: bool) -> list[Raised]:
         """Raise the epochs of rows that are as they were read; with `wait`, also of those that somebody has locked."""

@@ -3,9 +3,10 @@
 --
 -- KEYS  1 meta  2 changes  3 unflushed  4 hydrating
 -- ARGV  1 fence (on|off)  and to reserve: 2 token  3 ms that the reservation stands  as looked at: 4 epoch  5 replid
---       6 reservation  7 server's replid
+--       6 reservation  7 server's replid  8 a replid that it continues though its meta does not say so, or ''
 -- Gives { epoch, replid, continues, reservation, until when it stands, ms that are left of it, last generated id,
---         n, entries and bytes of the newest commit, flushed, excepted, shards, hash, cluster, server's replid, role };
+--         n, entries and bytes of the newest commit, flushed, excepted, shards, hash, cluster, server's replid, role,
+--         the replid that it had before, as a replica };
 --         '' for what is missing; or { 'FOREIGN', Redis key, reason }.
 
 for i, kind in ipairs({ 'hash', 'stream', 'zset', 'hash' }) do
@@ -24,7 +25,7 @@ local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 -- The replids that this data set may continue are kept, the server's own last.
 if ARGV[2] and meta.epoch == ARGV[4] and meta.replid == ARGV[5] and meta.reservation == ARGV[6] and server == ARGV[7] then
   local continues = {}
-  for replid in string.gmatch(meta.continues .. ' ' .. meta.replid, '%S+') do
+  for replid in string.gmatch(ARGV[8] .. ' ' .. meta.continues .. ' ' .. meta.replid, '%S+') do
     if replid ~= server then continues[#continues + 1] = replid end
   end
   continues[#continues + 1] = server
@@ -55,4 +56,5 @@ if redis.call('EXISTS', KEYS[2]) == 1 then
   end
 end
 return { meta.epoch, meta.replid, meta.continues, meta.reservation, meta.reserved_until, string.format('%.0f', left),
-  last, meta.n, meta.entries, meta.bytes, meta.flushed, meta.excepted, meta.shards, meta.hash, meta.cluster, server, role }
+  last, meta.n, meta.entries, meta.bytes, meta.flushed, meta.excepted, meta.shards, meta.hash, meta.cluster, server, role,
+  string.match(info, 'master_replid2:(%x+)') or '' }
