@@ -18,7 +18,9 @@ A replica that is promoted before it has received the opening of the row's epoch
 an old primary does. But Redis itself tells whose replica it was, as `master_replid2`: it holds what that server held
 then, and while nobody has opened it since, it is a **prefix** of that server's log. It is no branch, but that server
 may still be at work, and this a forgotten replica of it, which has missed all of the epoch. So it is opened on the word
-on which an empty Redis would be: a worker's that knows that it stands in that server's place, or an operator's.
+on which an empty Redis would be: a worker's that knows that it stands in that server's place, or an operator's. The
+reservation keeps whose place that is (`CLAIM`): where that worker dies before the row is raised, the next one of the
+kind goes on, and where it dies later, anybody may.
 
 A worker **shuts** a gate that Redis takes for open, where what both hold says that the data set has parted from the
 lineage: what it took from then on would be set aside. It keeps all that a reservation keeps, so whoever may open it
@@ -41,7 +43,8 @@ served meanwhile. The row may name a server of then, which the data set has forg
 continues the row all the same: the newest changes that Postgres has of the shard stand in the states' `recent`, at the
 same versions and positions, or in the stream. A worker looks. Of a Redis that went back behind an epoch, as by two
 restarts from one snapshot, nothing of the kind can be told: it looks like an old primary that comes back, and the
-server that was opened last may live elsewhere.
+server that was opened last may live elsewhere. What is said of a higher epoch is true of any that this Postgres has not
+begun: the row may have been raised above it meanwhile, on a server whose former replica this is.
 
 **No number is issued twice.** A new epoch is above all that row, meta and stream name. But a replica and a standby that
 take over may both lack the last epoch, as may tiers that were put back: a client may remember an epoch of the next
@@ -70,7 +73,7 @@ from typing import Literal
 import msgspec
 
 from statecache.rules.clusters import is_unrelated, unrelated
-from statecache.rules.looks import Look, Pin, ShardRow, Totals
+from statecache.rules.looks import CLAIM, Look, Pin, ShardRow, Totals
 from statecache.rules.replids import UNFENCED, adopt_options
 
 Authority = Literal["client", "setup", "worker", "operator"]
@@ -78,6 +81,7 @@ Authority = Literal["client", "setup", "worker", "operator"]
 BRANCH = "branch"
 """The cause of a conflict that stood beyond the point where its Redis and the lineage part."""
 _COPY = "it was restored, or is a copy. If it is to be used, a worker begins a new epoch, or says what hinders it"
+_WITNESS = "worker that has flushed from that server, or opened it, and still runs"
 EPOCH_MAX = 2**63 - 2
 """The last epoch that Postgres can count beyond."""
 
@@ -87,13 +91,13 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
     `acknowledged` is the data set's copy of the watermark, where that being higher is the reason: a row that is read
     later may have come up to it, and the shard is open. With `doubtful`, it may only if what both hold says so.
-    `continues` is the replid that the data set continues though its meta does not name it.
+    `claims` is what its reservation keeps: the replid that it continues though its meta does not name it.
     """
 
     seen: int
     acknowledged: int | None = None
     doubtful: bool = False
-    continues: str = ""
+    claims: str = ""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,9 +135,8 @@ def decide(
     if seen > EPOCH_MAX:
         return Refusal(why=f"its stream has come to the id {look.last[0]}-{look.last[1]}; an operator must replace it")
     went_back = _is_named(row, look) and look.flushed > row.flushed
-    if authority in ("client", "setup") and (went_back or is_strange(row, look)):
-        told = f"flushed up to {row.flushed} where Redis was told {look.flushed}"
-        return Refusal(why=f"{_sides(row, look)}, {told}: {_COPY}", wait=authority == "client")
+    if authority in ("client", "setup") and (went_back or _is_later(row, look)):
+        return _copy_refusal(row, look, authority)
     if went_back:
         return Opening(seen=seen, acknowledged=look.flushed)
     if authority == "operator":
@@ -147,20 +150,40 @@ def decide(
     if look.epoch is None:
         return _adopt(row, look, authority, vouched, seen)
     if row.replid in look.lineage:
-        return Opening(seen=seen)
+        is_compared = row.unknown_epoch and authority in ("client", "setup")
+        return _copy_refusal(row, look, authority) if is_compared else Opening(seen=seen)
     if _is_prefix(row, look):
         if authority == "worker" and row.replid in vouched:
-            return Opening(seen=seen, continues=row.replid)
-        return msgspec.structs.replace(branch_refusal(row, look), wait=authority == "client")
-    if is_strange(row, look) and look.pin.cluster == pin.cluster:
+            return Opening(seen=seen, claims="" if row.replid in look.claimed else CLAIM + row.replid)
+        return _prefix_refusal(row, look, authority)
+    if _is_later(row, look) and look.pin.cluster == pin.cluster:
         return Opening(seen=seen, doubtful=True)
     return branch_refusal(row, look)
+
+
+def _is_later(row: ShardRow, look: Look) -> bool:
+    return look.epoch is not None and look.epoch > row.epoch
+
+
+def _copy_refusal(row: ShardRow, look: Look, authority: Authority) -> Refusal:
+    told = f"flushed up to {row.flushed} where Redis was told {look.flushed}"
+    return Refusal(why=f"{_sides(row, look)}, {told}: {_COPY}", wait=authority == "client")
 
 
 def _is_prefix(row: ShardRow, look: Look) -> bool:
     """Return whether a data set is that of a former replica of the row's server, which missed the opening there."""
     missed = look.epoch is not None and look.epoch < row.epoch
-    return missed and look.former == row.replid != "" and not look.was_opened_here and UNFENCED not in look.lineage
+    unopened = not look.was_opened_here or row.replid in look.claimed
+    return missed and look.former == row.replid != "" and unopened and UNFENCED not in look.lineage
+
+
+def _prefix_refusal(row: ShardRow, look: Look, authority: Authority) -> Refusal:
+    return Refusal(
+        why=f"{_sides(row, look)}: it was that server's replica, and was promoted before it had received this epoch. A "
+        f"{_WITNESS} opens it; if none does, whether this server is the primary is {_word(row, look)}",
+        wait=authority == "client",
+        branch=True,
+    )
 
 
 def branch_refusal(row: ShardRow, look: Look) -> Refusal:
@@ -199,8 +222,8 @@ def _adopt(row: ShardRow, look: Look, authority: Authority, vouched: Container[s
     emptied = " The URL names another database number of that server, or it was emptied."
     return Refusal(
         why=f"this Redis ({look.server}) holds no data set of ours, Postgres says epoch {row.epoch} of {row.replid}: a "
-        "worker that has flushed from that server, or opened it, and still runs adopts it; if none does, whether this "
-        f"server takes its place is {_word(row, look)}.{emptied if look.server == row.replid else ''}",
+        f"{_WITNESS} adopts it; if none does, whether this server takes its place is {_word(row, look)}."
+        f"{emptied if look.server == row.replid else ''}",
         wait=authority == "client",
     )
 
@@ -231,7 +254,7 @@ def _another_pin(row: ShardRow, look: Look, authority: Authority, ours: Pin) -> 
 
 def is_strange(row: ShardRow, look: Look) -> bool:
     """Return whether a data set is of an epoch that Postgres does not know: it went back, or another was served."""
-    return look.epoch is not None and look.epoch > row.epoch
+    return _is_later(row, look) or (look.epoch is not None and row.unknown_epoch)
 
 
 def unproven(row: ShardRow, look: Look) -> tuple[int, int] | None:

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
+CLAIM = "~"
+"""Stands before a replid that a data set's meta does not name, where a worker's word is that it continues it."""
+
 
 class Totals(NamedTuple):
     """A shard's entries and bytes up to some position."""
@@ -27,7 +30,8 @@ class ShardRow(msgspec.Struct, frozen=True, kw_only=True):
     """What opening a gate needs of a shard's row in Postgres, with the cluster that it belongs to.
 
     `now_s` is the time of Postgres' clock, in seconds since 1970. Each epoch but the first is above it: a replica and a
-    standby that take over may both have forgotten epochs, of which no number may come again.
+    standby that take over may both have forgotten epochs, of which no number may come again. `unknown_epoch` says that
+    this Postgres has not begun the epoch in which the data set was last open.
     """
 
     shard: int
@@ -36,6 +40,7 @@ class ShardRow(msgspec.Struct, frozen=True, kw_only=True):
     flushed: int = 0
     cluster: str = ""
     now_s: int = 0
+    unknown_epoch: bool = False
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +72,12 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lineage(self) -> frozenset[str]:
         """The replids whose epoch this data set continues."""
-        return frozenset((self.replid, *self.continues)) - {""}
+        return frozenset(one for one in (self.replid, *self.continues) if one and not one.startswith(CLAIM))
+
+    @property
+    def claimed(self) -> frozenset[str]:
+        """The replids whose epoch a worker has said that it continues, and died before it had opened it."""
+        return frozenset(one.removeprefix(CLAIM) for one in self.continues if one.startswith(CLAIM))
 
     @property
     def was_opened_here(self) -> bool:

@@ -31,6 +31,7 @@ NOT_VISITED = {
     "row_holders": "asked only while another session holds a shard's row: test_flusher_patience",
     "hydrate_forget": "asked only by a client that is hindered while it hydrates: visits of `states` come by it",
     "rescue_branch": "asked only when a branch of an earlier epoch comes back: test_failover_old_primary",
+    "epochs_unknown": "asked only of a data set that is not of its row's epoch: test_missed_repairs",
     "entries_known": "asked only without a fence, and of a data set that ends too early: test_flusher_unfenced",
     "newest_changes": "asked only where Postgres went back behind a restart of Redis: test_failover_postgres",
     "record_gap": "asked only in the COMMIT that passes a gap which nothing filled: test_flusher_gap",

@@ -42,9 +42,10 @@ class Gatekeeper:
         done: Callable[[], None],
         monotonic: Callable[[], float] = real_monotonic,
     ) -> None:
-        self._vouched = Vouched()
+        self.vouched = Vouched()
+        """The servers in whose place this worker's Redis stands."""
         self._met = NewestEpochs()
-        self._gate = Gate(settings, keys, by=by, authority="worker", vouched=self._vouched, met=self._met)
+        self._gate = Gate(settings, keys, by=by, authority="worker", vouched=self.vouched, met=self._met)
         self._redis = redis
         self._postgres = postgres
         self._done = done
@@ -71,7 +72,7 @@ class Gatekeeper:
 
     def agreed(self, server: str) -> None:
         """Note a server that a row of this Postgres names: what takes its place at this URL may be adopted."""
-        self._vouched.note(server)
+        self.vouched.note(server)
 
     def ask(self, shards: Collection[int]) -> None:
         """Start to open those of the shards whose turn it is, unless others are being opened."""

@@ -32,6 +32,7 @@ from statecache_workers.streams import Woken
 if TYPE_CHECKING:
     from statecache.core.postgres.tier import PostgresTier
     from statecache.core.redis.connection import Link
+    from statecache.core.epoch.authority import Vouched
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
     from statecache.settings import Settings
@@ -49,7 +50,7 @@ class Primary:
 
     def __init__(
         self, settings: Settings, keys: KeySpace, redis: RedisTier, postgres: PostgresTier, *, streams: Streams,
-        ownership: Ownership, by: str, soon: Callable[[], None], changed: Callable[[], None],
+        ownership: Ownership, by: str, vouched: Vouched, soon: Callable[[], None], changed: Callable[[], None],
         monotonic: Callable[[], float],
     ) -> None:  # fmt: skip
         self._settings = settings
@@ -62,7 +63,9 @@ class Primary:
         self.link: Link | None = None
         self._waker: Link | None = None
         self.redial = Redial(settings, keys, streams, is_primary=self._is_primary, done=soon, monotonic=monotonic)
-        self._watch = partial(SplitBrain, settings, keys, streams, ownership, postgres, by=by, monotonic=monotonic)
+        self._watch = partial(
+            SplitBrain, settings, keys, streams, ownership, postgres, by=by, vouched=vouched, monotonic=monotonic
+        )
         self._split_brain = self._watch()
         self._left: dict[str, tuple[asyncio.Task[None], SplitBrain]] = {}
         self._rescued = 0

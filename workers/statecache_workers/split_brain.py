@@ -27,6 +27,7 @@ from statecache_workers.logs import alarm, crash, say, warn
 from statecache_workers.owned_shards import Head
 
 if TYPE_CHECKING:
+    from statecache.core.epoch.authority import Vouched
     from statecache.core.postgres.tier import PostgresTier
     from statecache.core.redis.connection import Link
     from statecache.keys import KeySpace
@@ -48,12 +49,12 @@ class SplitBrain:
 
     def __init__(
         self, settings: Settings, keys: KeySpace, streams: Streams, ownership: Ownership, postgres: PostgresTier, *,
-        by: str, monotonic: Callable[[], float],
+        by: str, vouched: Vouched, monotonic: Callable[[], float],
     ) -> None:  # fmt: skip
         self.told = ""
         """That it goes on beside the lineage, in words; '' where it does not."""
         self._settings = settings
-        self._gate = Gate(settings, keys, by=by, authority="worker")
+        self._gate = Gate(settings, keys, by=by, authority="worker", vouched=vouched)
         self._streams = streams
         self._ownership = ownership
         self._postgres = postgres

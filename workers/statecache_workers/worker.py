@@ -71,7 +71,7 @@ class Worker:
         self.policies = Policies(settings, self.keys, self.flusher.histories, by=self.id, monotonic=monotonic)
         self.primary = Primary(
             settings, self.keys, self.redis, self.postgres, streams=self.flusher.streams, ownership=self.ownership,
-            by=self.id, soon=self.refresh, changed=self._changed, monotonic=monotonic,
+            by=self.id, vouched=self.gatekeeper.vouched, soon=self.refresh, changed=self._changed, monotonic=monotonic,
         )  # fmt: skip
         self.holdings: dict[int, Holding] = {}
         self.heads: Heads | None = None

@@ -26,7 +26,7 @@ import psycopg
 from psycopg import errors as pg
 from redis.exceptions import NoPermissionError
 
-from statecache.core.epoch.comparison import continued, parted, states_parted
+from statecache.core.epoch.comparison import begun_elsewhere, continued, parted, states_parted
 from statecache.core.epoch.deletion import ANY, Deletion
 from statecache.core.epoch.evicted_meta import ends, held_states
 from statecache.core.epoch.requests import Calls
@@ -119,14 +119,15 @@ class Attempt:
         replies = await self._calls.scripts(
             "gate_look", [(self._fixed(row.shard), [self._settings.fence]) for row in rows]
         )
+        looked = [self._looked(row.shard, reply) for row, reply in zip(rows, replies, strict=True)]
+        self._looks |= {row.shard: look for row, look in zip(rows, looked, strict=True) if isinstance(look, Look)}
+        elsewhere = await begun_elsewhere(self._calls.fetch, rows, self._looks)
         seen: list[Seen] = []
         refused: dict[int, Refusal] = {}
-        for row, reply in zip(rows, replies, strict=True):
-            look = self._looked(row.shard, reply)
+        for given, look in zip(rows, looked, strict=True):
+            row = msgspec.structs.replace(given, unknown_epoch=given.shard in elsewhere)
             pin = Pin(str(self._keys.shards), HASH, row.cluster)
             verdict = look if isinstance(look, Refusal) else self._candidate.decide(row, look, pin)
-            if isinstance(look, Look):
-                self._looks[row.shard] = look
             if isinstance(verdict, Refusal):
                 refused[row.shard] = verdict
             elif isinstance(look, Look) and verdict is not None:
@@ -289,7 +290,7 @@ class Attempt:
 
     async def _closed(self, seen: Sequence[Seen], *, ms: int) -> list[Seen]:
         """Reserve for so many milliseconds what is as it was looked at; with 0, nobody else has to wait for us."""
-        calls = [(self._fixed(one.row.shard), self._reserving_arguments(one, ms)) for one in seen]
+        calls = [(self._fixed(one.row.shard), self._reserving(one, ms)) for one in seen]
         reserved: list[Seen] = []
         for one, reply in zip(seen, await self._calls.scripts("gate_look", calls), strict=True):
             look = self._parsed(one.row.shard, reply)
@@ -298,10 +299,10 @@ class Attempt:
                 reserved.append(msgspec.structs.replace(one, look=look, verdict=verdict))
         return reserved
 
-    def _reserving_arguments(self, one: Seen, ms: int) -> list[Any]:
-        look, continues = one.look, one.verdict.continues
-        epoch = "" if look.epoch is None else look.epoch
-        return [self._settings.fence, self._token, ms, epoch, look.replid, look.reservation, look.server, continues]
+    def _reserving(self, one: Seen, ms: int) -> list[Any]:
+        look, epoch = one.look, "" if one.look.epoch is None else one.look.epoch
+        as_seen = [epoch, look.replid, look.reservation, look.server]
+        return [self._settings.fence, self._token, ms, *as_seen, one.verdict.claims]
 
     async def _raise(self, reserved: Sequence[Seen], *, wait: bool) -> list[Raised]:
         """Raise the epochs of rows that are as they were read; with `wait`, also of those that somebody has locked."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from statecache.core.epoch.evicted_meta import held_states
 from statecache.entries import INTEGER_MAX, salvaged
 from statecache.rules.comparison import HeldChange, continues, parting
-from statecache.rules.looks import Look
+from statecache.rules.looks import Look, ShardRow
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
@@ -56,6 +56,23 @@ async def parted(
         if len(reply) < _PAGE or found[-1].n <= after:
             return lowest
         end = b"(" + reply[-1][0]
+
+
+async def begun_elsewhere(fetch: Fetch, rows: Sequence[ShardRow], looks: Mapping[int, Look]) -> set[int]:
+    """Return the shards whose data set was last open in an epoch that this Postgres has not begun."""
+    asked = [(row.shard, looks[row.shard]) for row in rows if row.shard in looks and not _is_begun(row, looks[row.shard])]
+    if not asked:
+        return set()
+    parameters = {
+        "shards": [shard for shard, _ in asked],
+        "epochs": [look.epoch for _, look in asked],
+        "lineages": [" ".join(look.lineage) for _, look in asked],
+    }
+    return {shard for (shard,) in await fetch("epochs_unknown", parameters)}
+
+
+def _is_begun(row: ShardRow, look: Look) -> bool:
+    return not look.epoch or (look.epoch == row.epoch and row.replid in look.lineage)
 
 
 async def states_parted(

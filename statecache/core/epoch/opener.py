@@ -37,6 +37,8 @@ SILENT_S = 1.0
 """How long an opening waits for others without a word."""
 PAUSE_S_MAX = 0.25
 """The longest pause between two attempts, in seconds."""
+RENEWED_EVERY_S = 1.0
+"""How often the connections are left, at most, while others are waited for on a server that is none of the lineage."""
 TOLD_EVERY_S = 10.0
 """How often a client says it at most, however many shards wait."""
 _logger = logging.getLogger("statecache")
@@ -51,7 +53,7 @@ class Opener:
         self._redis = redis
         self._postgres = postgres
         self.epochs = NewestEpochs()
-        self._told_at = -inf
+        self._told_at = self._renewed_at = -inf
         self.begin_anew(mutex())
         begins_anew_after_fork(self)
 
@@ -81,7 +83,8 @@ class Opener:
         """Try until it is open; an attempt for which too little time was left raises what the one before met.
 
         Where the server that was asked is none of the lineage, a new connection is asked once more: the old one may
-        lead to an old primary, though the address does not any more.
+        lead to an old primary, though the address does not any more. Where it waits for others, that is done again now
+        and then.
         """
         renewed = False
         token, backoff = self._gate.new_token(), Backoff(0.01, PAUSE_S_MAX)
@@ -116,10 +119,11 @@ class Opener:
                 if not refused:
                     self.epochs.prove(shard, outcome.epochs[shard])
                     return
-                if refused[shard].branch and not renewed:
-                    renewed = True
+                once_more = refused[shard].branch and not renewed
+                if once_more or (refused[shard].branch and monotonic() - self._renewed_at >= RENEWED_EVERY_S):
+                    renewed, self._renewed_at = True, monotonic()
                     await self._redis.pool.drop_idle(all_of_them=True)
-                elif not refused[shard].wait or backoff.outlasts(end):
+                if not once_more and (not refused[shard].wait or backoff.outlasts(end)):
                     self._gate.refuse(refused)
                 self._tell(refused, begun=begun, end=end)
             await self._redis.io.sleep(backoff.take())
@@ -137,7 +141,7 @@ class Opener:
             link = await self._redis.pool.take(seconds)
             try:
                 outcome = await self._gate.attempt(link, session.connection, [shard], token=token, seconds=seconds)
-                if any(one.branch for one in outcome.refused.values()):
+                if any(one.branch and not one.wait for one in outcome.refused.values()):
                     await link.close()
             finally:
                 self._redis.pool.give(link)

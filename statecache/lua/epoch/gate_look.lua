@@ -3,7 +3,7 @@
 --
 -- KEYS  1 meta  2 changes  3 unflushed  4 hydrating
 -- ARGV  1 fence (on|off)  and to reserve: 2 token  3 ms that the reservation stands  as looked at: 4 epoch  5 replid
---       6 reservation  7 server's replid  8 a replid that it continues though its meta does not say so, or ''
+--       6 reservation  7 server's replid  8 a name that is kept with those that it continues, or ''
 -- Gives { epoch, replid, continues, reservation, until when it stands, ms that are left of it, last generated id,
 --         n, entries and bytes of the newest commit, flushed, excepted, shards, hash, cluster, server's replid, role,
 --         the replid that it had before, as a replica };
