@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from statecache.history import Parent
-from statecache.model import Token
+from statecache.model import Position, Token
 from statecache.rules.pins import Pin
 from statecache.rules.reconcile import Fate, Fork, Judgement, Tip, judge
 from statecache_workers.database import Call, Transaction
@@ -23,6 +23,7 @@ from statecache_workers.postgres_arrays import (
     times,
     truths,
 )
+from statecache_workers.postgres_errors import Poison
 
 if TYPE_CHECKING:
     from statecache.model import ChangeSet
@@ -32,6 +33,17 @@ _NOWHERE = Fate("nowhere")
 NO_VALUES = NoValues()
 
 
+class Raw(NamedTuple):
+    """An entry that is to be parked, what can be told of it, and why; `forked` says that it would have forked."""
+
+    position: Position
+    fields: Sequence[bytes]
+    change_id: str
+    keys: Sequence[str]
+    error: Poison
+    forked: bool = False
+
+
 class WriteResult(msgspec.Struct, kw_only=True):
     """What became of a shard's entries; `hashed` says that each change that was applied has its hash."""
 
@@ -39,7 +51,7 @@ class WriteResult(msgspec.Struct, kw_only=True):
     parents: dict[str, Parent] = {}
     forked: list[Fork] = []
     excepted: int = 0
-    parked: int = 0
+    parked: list[Raw] = []
     hashed: bool = True
 
     @classmethod

@@ -77,7 +77,7 @@ class Counters(msgspec.Struct, kw_only=True):
         for one, outcome in done:
             entries += len(one.entries)
             self.bytes += max(0, one.end.bytes - one.start.bytes)
-            self.quarantined += outcome.parked
+            self.quarantined += len(outcome.parked)
             for fork in outcome.forked:
                 self.conflicts[fork.cause] = self.conflicts.get(fork.cause, 0) + 1
             if one.cut == "gap":

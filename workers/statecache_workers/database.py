@@ -16,7 +16,7 @@ import contextlib
 import select
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -44,6 +44,10 @@ _GRACE_S = 2.0
 """How much longer than Postgres itself this side waits before it gives a connection up."""
 
 
+Savepoint = Literal["SAVEPOINT", "ROLLBACK TO", "RELEASE"]
+"""What is done with the one savepoint of a transaction: it is set, gone back to, forgotten."""
+
+
 class Call(NamedTuple):
     """A named statement with its parameters."""
 
@@ -59,19 +63,15 @@ class Transaction:
         self._begin = begin
         self._begun = False
 
-    async def run(self, *calls: Call) -> list[list[tuple[Any, ...]]]:
-        """Run statements in one round trip and return the rows of each."""
+    async def run(self, *calls: Call | Savepoint) -> list[list[tuple[Any, ...]]]:
+        """Run statements in one round trip and return the rows of each; of what is done with the savepoint none."""
         texts = self._texts(calls)
         if self._begun:
             return await self._database.exchange(texts)
         self._begun = True
         return await self._database.begin(self._begin, texts)
 
-    async def mark(self, verb: str) -> None:
-        """Set, go back to, or forget the one savepoint: `SAVEPOINT`, `ROLLBACK TO`, `RELEASE`."""
-        await self._database.exchange([(f"{verb} piece", None)])
-
-    async def commit(self, *calls: Call) -> None:
+    async def commit(self, *calls: Call | Savepoint) -> None:
         """Run the last statements and commit, in one round trip.
 
         It returns when Postgres holds what was written, as safely as it is set up to hold anything. Where one of the
@@ -79,8 +79,11 @@ class Transaction:
         """
         await self._database.commit(self._texts(calls))
 
-    def _texts(self, calls: Sequence[Call]) -> list[tuple[str, Any]]:
-        return [(self._database.text(call.name), call.parameters) for call in calls]
+    def _texts(self, calls: Sequence[Call | Savepoint]) -> list[tuple[str, Any]]:
+        return [
+            (f"{call} piece", None) if isinstance(call, str) else (self._database.text(call.name), call.parameters)
+            for call in calls
+        ]
 
 
 class Database:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -48,11 +49,11 @@ from statecache_workers.owned_shards import (
 )
 from statecache_workers.postgres_arrays import integers, texts
 from statecache_workers.postgres_errors import Poison
-from statecache_workers.quarantine import write_carefully
+from statecache_workers.quarantine import tell_parked, write_carefully
 from statecache_workers.read_ahead import UNREAD_PART, Lookout, still_next
 from statecache_workers.recall import Recall
 from statecache_workers.repair import Repair
-from statecache_workers.sizing import BatchSize
+from statecache_workers.sizing import BatchSize, PieceSize
 from statecache_workers.stream_places import StreamPlace
 from statecache_workers.streams import Entry, Slice, Streams, Wanted
 from statecache_workers.tip_cache import TipCache
@@ -107,6 +108,8 @@ class Flusher:
         self.counters = Counters()
         self.recall = Recall(keys, self.streams)
         self.acknowledgement = Acknowledgement(keys, self.streams)
+        self._piece, self._placed_last = PieceSize(), -1
+        """How large the pieces are where Postgres refuses some of a batch, and of which shard one was written last."""
         self._repair = Repair(settings, keys, self.streams)
         self.size = BatchSize(settings.flush_batch_max, settings.flush_bytes_max, timeout_s=settings.timeout_s)
         self._lookout = Lookout(settings, self.streams, self.size, self.values)
@@ -213,21 +216,24 @@ class Flusher:
             self.counters.committed(done, begun=begun, written=monotonic(), heads=heads)
             self._lookout.ahead = await reading
         except PostgresUnavailable as error:
-            self._shrink(slices, error)
+            self._shrink(slices, error, monotonic() - begun)
             raise
         finally:
             reading.cancel()
             await asyncio.wait([reading])
         kept = {one.shard for one, _ in done}
         for one in slices:
-            if one.shard not in kept:
+            if one.shard not in kept and one.end.n > one.start.n:
                 self._doubt(one.holding, progress)
         await self._acknowledge(link, done, progress)
         self._lookout.pace.flushed(progress.entries, begun=begun, ended=monotonic())
 
-    def _shrink(self, slices: Sequence[Slice], error: PostgresUnavailable) -> None:
-        """Make the next batch smaller where this one may have been too large."""
-        if error.reason not in TOO_LARGE:
+    def _shrink(self, slices: Sequence[Slice], error: PostgresUnavailable, seconds: float) -> None:
+        """Make the next batch smaller where this one may have been too large.
+
+        One that takes longer than a lease is: whoever owns the shards then may have ended it, in whatever way.
+        """
+        if error.reason not in TOO_LARGE and seconds < self._settings.lease_s:
             return
         entries = sum(len(one.entries) for one in slices)
         self.size.too_large(entries, sum(max(0, one.end.bytes - one.start.bytes) for one in slices))
@@ -285,27 +291,46 @@ class Flusher:
     async def _write_carefully(
         self, database: Database, slices: Sequence[Slice], server: str
     ) -> list[tuple[Slice, WriteResult]]:
-        """Write a batch piece by piece, trust no remembered tip, and park what Postgres refuses."""
+        """Write a batch piece by piece, trust no remembered tip, and park what Postgres refuses.
+
+        After the time in which a lease is renewed each shard still gets its next piece done, and after twice that no
+        other has its turn: what is left comes with the next batches, beginning behind the shard that was the last one.
+        """
         for one in slices:
             self.tips.drop(one.shard)
+        over = self._monotonic() + self._settings.lease_renew_s
+        done: list[tuple[Slice, WriteResult]] = []
         try:
             async with database.transaction() as transaction:
                 (rows,) = await transaction.run(self._lock(slices))
                 good = self._still_ours(slices, rows, server)
                 if not good:
                     return []
-                done = [
-                    (one, await write_carefully(transaction, one.shard, one.entries, self.histories.latest))
-                    for one in good
-                ]
+                for one in sorted(good, key=lambda one: (one.shard <= self._placed_last, one.shard)):
+                    if done and self._monotonic() > over + self._settings.lease_renew_s:
+                        one.keep(0)
+                        continue
+                    outcome, placed = await write_carefully(
+                        transaction, one.shard, one.entries, self.histories.latest, size=self._piece,
+                        is_over=partial(self._is_over, one, over),
+                    )  # fmt: skip
+                    one.keep(placed)
+                    done.append((one, outcome))
+                    self._placed_last = one.shard
                 marks = watermarks([mark_of(*pair) for pair in done], database.lease)
-                await transaction.commit(*self._gaps(good), marks)
+                await transaction.commit(*self._gaps([one for one, _ in done]), marks)
         except (
             Poison
         ) as error:  # parking it is refused as well: that is for a person to see, and nothing is lost meanwhile
             alarm("not_quarantined", shards=[one.shard for one in slices], sqlstate=error.sqlstate)
             raise PostgresUnavailable(error.sqlstate, detail="what it refuses cannot be parked either") from error
+        for one, outcome in done:
+            tell_parked(one.shard, outcome.parked)
         return done
+
+    def _is_over(self, one: Slice, end: float) -> bool:
+        """Return whether the time is up; a gap is closed as a whole."""
+        return one.cut != "gap" and not one.gaps and self._monotonic() > end
 
     def _gaps(self, slices: Sequence[Slice]) -> list[Call]:
         return [call for one in slices for gap in one.gaps for call in gap_calls(one, gap, by=self._owner)]

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 from statecache.entries import ForeignEntry, NewerFormat, change_set, salvaged
 from statecache.errors import RedisUnavailable
 from statecache.model import ChangeSet, Position
+from statecache_workers.batch_writing import Raw
 from statecache_workers.database import Database
 from statecache_workers.logs import alarm
 from statecache_workers.owned_shards import Holding, misplaced, set_apart
 from statecache_workers.postgres_errors import Poison
-from statecache_workers.quarantine import UNREADABLE, Raw, park_raw
+from statecache_workers.quarantine import UNREADABLE, park_raw, tell_parked
 from statecache_workers.stream_places import place_of
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ async def _expel_page(
         async with database.transaction() as transaction:
             await park_raw(transaction, shard, raws)
             await transaction.commit()
+        tell_parked(shard, raws)
         states = [
             (change.key, change.change_id)
             for one in refused

@@ -1,7 +1,8 @@
 """Errors of Postgres, which come out in two kinds.
 
-`Poison` (classes 22, 23 and 54) blames the data, which goes into quarantine. Everything else, PostgresUnavailable,
-blames the circumstances: disk full, read only, shut down, deadlock, rights, a lost connection. It is waited out.
+`Poison` (classes 22, 23, 54 and P0) blames the data, which goes into quarantine: Postgres' own word, that of a
+constraint, or of a trigger that somebody has added. Everything else, PostgresUnavailable, blames the circumstances:
+disk full, read only, shut down, deadlock, rights, a lost connection. It is waited out.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from psycopg import errors as pg
 
 from statecache.errors import PostgresUnavailable
 
-_POISON = ("22", "23", "54")
-"""Classes of SQLSTATE: data exceptions, constraints, limits of the program."""
+_POISON = ("22", "23", "54", "P0")
+"""Classes of SQLSTATE: data exceptions, constraints, limits of the program, what a function raises by itself."""
 
 
 class Poison(Exception):

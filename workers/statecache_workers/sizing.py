@@ -6,8 +6,25 @@ Postgres writes in a small part of its time lets the batches grow again.
 
 from __future__ import annotations
 
+import sys
+
 QUICK = 0.25
 """What part of its time a batch may take for the next one to be larger."""
+
+
+class PieceSize:
+    """How many entries are written at once where Postgres refuses some: half of what it refused, twice what it took."""
+
+    def __init__(self) -> None:
+        self.entries = sys.maxsize
+
+    def taken(self, entries: int) -> None:
+        """Let the next piece be twice as large as one that was taken, or as large as it might have been."""
+        self.entries = max(self.entries, 2 * entries)
+
+    def refused(self, entries: int) -> None:
+        """Make the next piece half of one that was refused, down to a single entry."""
+        self.entries = max(1, entries // 2)
 
 
 class BatchSize:

@@ -123,13 +123,18 @@ class Slice(msgspec.Struct, kw_only=True):
                 yield StreamPlace(str(entry.position).encode(), entry.position.n, found.entries, found.bytes)
         yield self.end
 
+    def keep(self, count: int) -> None:
+        """Drop the entries behind the first so many."""
+        if count < len(self.entries):
+            del self.entries[count:]
+            self.cut = ""
+            self.close()
+
     def shorten(self, bytes_max: int) -> int:
         """Drop entries past that many bytes, but for the first, and return how many bytes are kept."""
         if self.end.bytes - self.start.bytes > bytes_max and len(self.entries) > 1:
             sizes = [one.change_set.bytes - self.start.bytes if one.change_set else 0 for one in self.entries]
-            del self.entries[max(1, bisect_right(sizes, bytes_max)) :]
-            self.cut = ""
-            self.close()
+            self.keep(max(1, bisect_right(sizes, bytes_max)))
         return max(self.end.bytes - self.start.bytes, 0)
 
 

@@ -151,8 +151,8 @@ def channel_document(channel: str, version: Any, checkpoint_id: str, piece: Form
 def write_documents(writes: Sequence[tuple[str, Any]], task_id: str, task_path: str, serde: Serde) -> list[Document]:
     """Return the writes of a task, each with the index by which a repetition is known.
 
-    Raises UsageError for a name that holds a NUL, for Postgres looks into checkpoints for filters and could not, or that
-    is no Unicode.
+    Raises UsageError for a name that holds a NUL, for Postgres looks into checkpoints for filters and could not, or
+    that is no Unicode.
     """
     names = (("task_id", task_id), ("task_path", task_path), *(("channel", channel) for channel, _ in writes))
     for what, text in names:

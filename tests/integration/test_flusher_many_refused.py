@@ -1,0 +1,160 @@
+"""Postgres refuses many changes, one by one: that takes long, and a worker loses neither its lease nor what is done."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache import Settings
+from statecache.clock import monotonic
+from statecache.errors import PostgresUnavailable
+from statecache_workers.worker import Worker
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushed, rows
+from tests.support.failed_over import QUICK, until, working
+from tests.support.fault_proxy import FaultProxy
+
+Psql = psycopg.Connection[Any]
+
+REFUSED = 60
+NO_BAD = b"ALTER TABLE change ADD CONSTRAINT no_bad CHECK (key NOT LIKE 'bad/%')"
+
+
+class Ticking:
+    """A clock that goes on by itself, and by so many seconds whenever it is read."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.0
+        self._ahead = 0.0
+
+    def __call__(self) -> float:
+        """Return the time in seconds."""
+        self._ahead += self.step_s
+        return monotonic() + self._ahead
+
+
+def parked(psql: Psql) -> int:
+    ((count,),) = rows(psql, "SELECT count(*) FROM quarantine")
+    return int(count)
+
+
+def commit_bad(agents: Agents, count: int = REFUSED) -> None:
+    """Commit changes of one group that Postgres refuses."""
+    for number in range(count):
+        agents.commit(f"bad/1/{number}")
+
+
+async def test_what_has_found_a_place_is_committed_when_the_time_is_up(
+    agents: Agents, make_worker: MakeWorker, psql: Psql, log: Log
+) -> None:
+    clock = Ticking()
+    worker = make_worker(monotonic=clock)
+    await flush(worker)
+    psql.execute(NO_BAD)
+    good = {agents.key_on(shard, "good") for shard in range(agents.keys.shards)}
+    for key in good:
+        agents.commit(key)
+    commit_bad(agents)
+    clock.step_s = 0.2
+    counts = []
+    while parked(psql) < REFUSED:
+        await worker.turn()
+        counts.append(parked(psql))
+        told = sum(line.get("more", 1) for line in log.of("quarantined"))
+        assert told == counts[-1]  # nothing is told that is not committed
+    assert len({*counts}) > 3
+    clock.step_s = 0.0
+    await flush(worker)
+    assert {key for (key,) in rows(psql, "SELECT key FROM change")} == good
+    assert sum(flushed(psql).values()) == REFUSED + len(good)
+    assert worker.flusher.counters.quarantined == REFUSED
+
+
+async def test_each_shard_gets_its_turn(agents: Agents, make_worker: MakeWorker, psql: Psql, log: Log) -> None:
+    clock = Ticking()
+    worker = make_worker(monotonic=clock)
+    await flush(worker)
+    psql.execute(NO_BAD)
+    shards = range(agents.keys.shards)
+    keys = [agents.key_on(shard, "bad") for shard in shards]
+    for key in keys * 20:
+        agents.commit(key)
+    clock.step_s = 3.0
+    before = flushed(psql)
+    for _ in range(30):
+        await worker.turn()
+        now = flushed(psql)
+        assert sum(now[shard] != before[shard] for shard in shards) <= 1  # the first one's piece takes all the time
+        before = now
+    assert all(before.values())
+    assert parked(psql) < 20 * len(shards)
+    clock.step_s = 0.0
+    await flush(worker)
+    assert parked(psql) == 20 * len(shards)
+    assert not log.of("unstable")
+
+
+async def test_two_workers_park_what_takes_longer_than_a_lease(
+    agents: Agents, settings: Settings, postgres_proxy: FaultProxy, psql: Psql, log: Log
+) -> None:
+    """One that loses its lease in the middle is ended by the other, and all that it has done is done again."""
+    quick = through(settings.model_copy(update=QUICK), postgres=postgres_proxy)
+    workers = [Worker(quick), Worker(quick)]
+    psql.execute(NO_BAD)
+    commit_bad(agents)
+    agents.commit("runs/1")
+    postgres_proxy.delay_s = 0.003
+    async with working(*workers):
+        await until(lambda: parked(psql) == REFUSED and rows(psql, "SELECT key FROM change") == [("runs/1",)])
+    for worker in workers:
+        await worker.close()
+    assert len(log.of("session_ended")) <= 1
+
+
+async def test_a_batch_that_outlasted_a_lease_is_made_smaller_whatever_has_ended_it(
+    agents: Agents, make_worker: MakeWorker, settings: Settings, psql: Psql, log: Log
+) -> None:
+    worker = make_worker(settings.model_copy(update=QUICK))
+    await flush(worker)
+    for number in range(20):
+        agents.commit(f"runs/1/{number}")
+    with psycopg.connect(settings.postgres_url, autocommit=True) as other:
+        name = f"statecache worker {worker.id[-8:]}"
+        ended = asyncio.get_running_loop().run_in_executor(None, lambda: _end_what_sleeps(other, name))
+        psql.execute(
+            b"CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+            b"$$ BEGIN PERFORM pg_sleep(30); RETURN NULL; END $$"
+        )
+        psql.execute(b"CREATE TRIGGER slow AFTER INSERT ON change EXECUTE FUNCTION slow()")
+        with pytest.raises(PostgresUnavailable, match="terminat|closed the connection"):
+            await flush(worker)
+        await ended
+    psql.execute(b"DROP TRIGGER slow ON change")
+    (told,) = log.of("batch_too_large")
+    assert told["entries"] > told["next_entries_max"]
+
+
+def _end_what_sleeps(other: Psql, name: str) -> None:
+    """End the worker's session once it has slept for longer than its lease."""
+    asleep = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s AND wait_event = 'PgSleep'"
+    while not rows(other, f"{asleep} AND query_start < now() - interval '1 second'", name):
+        pass
+
+
+@pytest.mark.parametrize("raised", ["RAISE EXCEPTION 'operator says no'", "ASSERT false"])
+async def test_what_a_trigger_refuses_is_parked(agents: Agents, worker: Worker, psql: Psql, raised: str) -> None:
+    """It stopped the flush of all shards."""
+    psql.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN IF NEW.key LIKE 'bad/%' THEN {raised}; END IF; RETURN NEW; END $$".encode()
+    )
+    psql.execute(b"CREATE TRIGGER refuse BEFORE INSERT ON change FOR EACH ROW EXECUTE FUNCTION refuse()")
+    commit_bad(agents, 2)
+    agents.commit("runs/1")
+    await flush(worker)
+    assert rows(psql, "SELECT key FROM change") == [("runs/1",)]
+    assert {state for (state,) in rows(psql, "SELECT sqlstate FROM quarantine")} <= {"P0001", "P0004"}
+    assert parked(psql) == 2
