@@ -14,8 +14,9 @@ from statecache.errors import PostgresUnavailable
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushed, rows
-from tests.support.failed_over import QUICK, until, working
+from tests.support.failed_over import BOUND_S, QUICK, until, working
 from tests.support.fault_proxy import FaultProxy
+from tests.support.polling import pause_thread
 
 Psql = psycopg.Connection[Any]
 
@@ -129,7 +130,7 @@ async def test_a_batch_that_outlasted_a_lease_is_made_smaller_whatever_has_ended
             b"$$ BEGIN PERFORM pg_sleep(30); RETURN NULL; END $$"
         )
         psql.execute(b"CREATE TRIGGER slow AFTER INSERT ON change EXECUTE FUNCTION slow()")
-        with pytest.raises(PostgresUnavailable, match="terminat|closed the connection"):
+        with pytest.raises(PostgresUnavailable, match=r"terminat|closed the connection"):
             await flush(worker)
         await ended
     psql.execute(b"DROP TRIGGER slow ON change")
@@ -139,9 +140,11 @@ async def test_a_batch_that_outlasted_a_lease_is_made_smaller_whatever_has_ended
 
 def _end_what_sleeps(other: Psql, name: str) -> None:
     """End the worker's session once it has slept for longer than its lease."""
-    asleep = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s AND wait_event = 'PgSleep'"
-    while not rows(other, f"{asleep} AND query_start < now() - interval '1 second'", name):
-        pass
+    asleep = "application_name = %s AND wait_event = 'PgSleep' AND query_start < now() - interval '1 second'"
+    end = monotonic() + BOUND_S
+    query = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {asleep}"
+    while monotonic() < end and not rows(other, query, name):
+        pause_thread()
 
 
 @pytest.mark.parametrize("raised", ["RAISE EXCEPTION 'operator says no'", "ASSERT false"])

@@ -123,9 +123,9 @@ async def test_what_is_missing_in_a_list_is_no_text_in_what_is_written(make_sett
     with _database(site) as (odd, url):
         site.postgres.execute(f"ALTER ROLE {odd} SET array_nulls = off".encode())
         settings = make_settings(migrated=False, postgres_url=url)
-        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-            async with committed(connection, settings, seconds=5):
-                found = await (await connection.execute("SELECT unnest(%s::text[])", [[None, "NULL"]])).fetchall()
+        connection = await psycopg.AsyncConnection.connect(url, autocommit=True)
+        async with connection, committed(connection, settings, seconds=5):
+            found = await (await connection.execute("SELECT unnest(%s::text[])", [[None, "NULL"]])).fetchall()
     assert found == [(None,), ("NULL",)]
 
 
