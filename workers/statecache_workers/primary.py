@@ -30,9 +30,9 @@ from statecache_workers.split_brain import SplitBrain
 from statecache_workers.streams import Woken
 
 if TYPE_CHECKING:
+    from statecache.core.epoch.authority import Vouched
     from statecache.core.postgres.tier import PostgresTier
     from statecache.core.redis.connection import Link
-    from statecache.core.epoch.authority import Vouched
     from statecache.core.redis.tier import RedisTier
     from statecache.keys import KeySpace
     from statecache.settings import Settings

@@ -60,7 +60,8 @@ async def parted(
 
 async def begun_elsewhere(fetch: Fetch, rows: Sequence[ShardRow], looks: Mapping[int, Look]) -> set[int]:
     """Return the shards whose data set was last open in an epoch that this Postgres has not begun."""
-    asked = [(row.shard, looks[row.shard]) for row in rows if row.shard in looks and not _is_begun(row, looks[row.shard])]
+    found = [(row, looks[row.shard]) for row in rows if row.shard in looks]
+    asked = [(row.shard, look) for row, look in found if not _is_begun(row, look)]
     if not asked:
         return set()
     parameters = {
