@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import psycopg
 import pytest
 
-from statecache import Settings, StateCache
+from statecache import ConfigurationError, Settings, StateCache
 from statecache.sql import migrations, statement
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush
@@ -100,3 +101,22 @@ def test_all_that_the_migrations_make_is_looked_for(make_settings: MakeSettings)
         assert connection.execute(text, asked).fetchall() == []
         lacking = connection.execute(text, {"schema": "elsewhere"}).fetchall()
     assert {name.rpartition(" ")[2] for (name,) in lacking} == there
+
+
+@pytest.mark.parametrize("what", ["history", "undo", "diff", "get_group_at"])
+def test_a_history_whose_shard_has_no_row_is_told_as_that(make_settings: MakeSettings, what: str) -> None:
+    """It was a RuntimeError: coroutine raised StopIteration."""
+    settings = make_settings()
+    with StateCache(settings=settings) as cache:
+        position = cache.set("runs/1", 1).position
+        asyncio.run(_flush(settings))
+        with psycopg.connect(settings.postgres_url, autocommit=True) as connection:
+            connection.execute(f"DELETE FROM {settings.postgres_schema}.shard".encode())
+        calls: dict[str, Callable[[], object]] = {
+            "history": lambda: list(cache.history("runs/1")),
+            "undo": lambda: cache.undo("runs/1"),
+            "diff": lambda: cache.diff("runs/1", 1, 1),
+            "get_group_at": lambda: cache.get_group_at("runs/1", position=position),
+        }
+        with pytest.raises(ConfigurationError, match=r"has no row for shard \d\. Run `statecache migrate`"):
+            calls[what]()

@@ -8,7 +8,10 @@ from typing import NamedTuple
 from statecache.cli.doctor.findings import Finding, Severity, error, note
 
 Refused = Mapping[str, Mapping[str, Sequence[str]]]
-"""Of each table, which columns are refused for SELECT, INSERT and UPDATE; for DELETE, the table's name where it is."""
+"""Of each table, which columns are refused for SELECT, INSERT and UPDATE.
+
+For DELETE, and for ROWS, which row-level security hides, the table's name where it is.
+"""
 
 AGENT_READS = (
     "state", "change", "branch", "late_change", "conflict", "quarantine", "lost", "lost_change", "shard", "epoch",
@@ -74,6 +77,13 @@ def findings(role: str, tables: Refused, functions: Mapping[str, bool], *, worke
     remedy = (
         f"apply config/roles.sql again, as after every `statecache migrate`; for a role of your own: GRANT … TO {role}"
     )
+    if hidden := [name for name, refused in tables.items() if refused.get("ROWS")]:
+        yield error(
+            "postgres",
+            f"row-level security is on for the role {role} and {', '.join(sorted(hidden))}",
+            "whatever reads such a table is refused: what it hid would count as not there",
+            f"ALTER TABLE … DISABLE ROW LEVEL SECURITY, or let the role see all: ALTER ROLE {role} BYPASSRLS",
+        )
     if not worker and (lacking := lacking_of(tables, {name: {"SELECT": ALL} for name in AGENT_READS})):
         yield error("postgres", f"the role {role} lacks {lacking}", "clients are refused what they ask", remedy)
     for some in FUNCTIONS:

@@ -31,6 +31,7 @@ from statecache.core.history.gaps import Gap, asked_of, gap_of, missing_of_row
 from statecache.core.history.hashes import proven_by_key, proven_until_damaged
 from statecache.core.history.tail import Tail
 from statecache.core.history.values import VersionAt
+from statecache.core.read.absences import no_row
 from statecache.core.read.listed import Watermark
 from statecache.errors import RedisUnavailable
 from statecache.history_errors import HistoryIncomplete, VersionNotFound
@@ -358,14 +359,12 @@ class HistoryReader:
         await self._redis.io.sleep(backoff.take())
 
     async def _page(self, key: str, first: int, last: int, end: float, *, down: bool, limit: int = PAGE) -> _Page:
-        asked = {"key": key, "shard": self._keys.shard(key), "first": first, "last": last, "down": down}
-        asked["limit"] = limit
+        asked = {"key": key, "shard": self._keys.shard(key), "first": first, "last": last, "down": down, "limit": limit}
         rows = await self._postgres.fetch("history_versions", asked, seconds=max(end - monotonic(), 0.001))
-        return _mark(rows), sorted((row for row in rows if row[2] is not None), key=itemgetter(2), reverse=down)
+        return _mark(rows, asked), sorted((row for row in rows if row[2] is not None), key=itemgetter(2), reverse=down)
 
     async def _at(self, key: str, point: Point, end: float, *, whole: bool) -> Seen:
-        asked = self._asked(key, point, whole=whole)
-        names, seconds = ["history_at"], max(end - monotonic(), 0.001)
+        asked, names, seconds = self._asked(key, point, whole=whole), ["history_at"], max(end - monotonic(), 0.001)
         if point.epoch is not None:
             names, asked = [*names, "position_lineage"], asked | {"epoch": point.epoch}
         rows, *lineage = await self._postgres.fetch_each(names, asked, seconds=seconds)
@@ -373,7 +372,7 @@ class HistoryReader:
         found, there = proven_by_key(rows), [row for row in rows if row[17] is not None]
         gaps = (gap_of(row[17], found.get(row[17]), row[19], row[18]) for row in there)
         newest = {row[17]: row[18] for row in there}
-        return Seen(_mark(rows), found, newest, {gap.key: gap for gap in gaps if gap is not None}, cut, epoch)
+        return Seen(_mark(rows, asked), found, newest, {gap.key: gap for gap in gaps if gap is not None}, cut, epoch)
 
     def _asked(self, key: str, point: Point, *, whole: bool) -> dict[str, Any]:
         return {
@@ -389,8 +388,10 @@ class HistoryReader:
             return Tail([], f"Redis cannot be asked for what is not flushed: {error}")
 
 
-def _mark(rows: Sequence[Sequence[Any]]) -> Watermark:
-    return next(Watermark(row[0], row[1]) for row in rows if row[1] is not None)
+def _mark(rows: Sequence[Sequence[Any]], asked: dict[str, Any]) -> Watermark:
+    if (row := next((row for row in rows if row[1] is not None), None)) is None:
+        raise no_row(asked["shard"])
+    return Watermark(row[0], row[1])
 
 
 def _value(version: Version, read: bytes | None) -> bytes | None:

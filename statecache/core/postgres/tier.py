@@ -53,7 +53,10 @@ SPELLED = _LOOKING | {"list_by_key", "list_by_key_down", "list_newest", "list_ol
 """Statements that take nothing but texts, numbers, true or false, and arrays of texts or numbers of a known type."""
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 _MIGRATE = "Run `statecache migrate`."
-_GRANT = "Grant this role what it needs."
+_GRANT = (
+    "Grant this role what it needs; where it is row-level security, switch that off for statecache's tables, or give "
+    "the role BYPASSRLS."
+)
 _ANEW = "Where it was made anew, for the one before is lost for good, `statecache doctor` says which command to run."
 _WHOLE_AGAIN = "Restore the backup again, all of it, into an empty database."
 

@@ -1,8 +1,9 @@
 -- Bounds one transaction that writes and sets what it relies on, whatever the defaults of role and database are: warnings are
--- sent, times come as ISO and in UTC, a NULL in an array is no text, COMMIT waits for the disk, a client that says
--- nothing any more is noticed, and from Postgres 17 on the transaction ends even while the server waits for the rest of
--- a request, which no other timeout bounds. A default's timer runs already, and goes on whatever the new value is: only
--- 0 stops it. It gives, last, the session's process and whether the server is a standby.
+-- sent, times come as ISO and in UTC, a NULL in an array is no text, row-level security hides no rows but is an error,
+-- COMMIT waits for the disk, a client that says nothing any more is noticed, and from Postgres 17 on the transaction ends
+-- even while the server waits for the rest of a request, which no other timeout bounds. A default's timer runs already,
+-- and goes on whatever the new value is: only 0 stops it. It gives, last, the session's process and whether the server is
+-- a standby.
 SELECT set_config('statement_timeout', %(statement)s, true),
        set_config('lock_timeout', %(lock)s, true),
        set_config('idle_in_transaction_session_timeout', %(idle)s, true),
@@ -17,6 +18,7 @@ SELECT set_config('statement_timeout', %(statement)s, true),
        set_config('DateStyle', 'ISO', true),
        set_config('TimeZone', 'UTC', true),
        set_config('array_nulls', 'on', true),
+       set_config('row_security', 'off', true),
        set_config('synchronous_commit', CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN 'on'
                                              ELSE current_setting('synchronous_commit') END, true),
        pg_backend_pid(),

@@ -1,5 +1,6 @@
 -- Shows what this role may not do in the schema: of each table the columns that it may not select, insert or update (the
--- table's name where it may not delete), and of each function whether it may run it.
+-- table's name where it may not delete, or where row-level security hides rows), and of each function whether it may run
+-- it.
 SELECT jsonb_build_object(
     'usage', (SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %(schema)s),
     'tables', (SELECT jsonb_object_agg(c.relname, (
@@ -11,7 +12,9 @@ SELECT jsonb_build_object(
                        'UPDATE', coalesce(jsonb_agg(a.attname ORDER BY a.attnum)
                            FILTER (WHERE NOT has_column_privilege(c.oid, a.attnum, 'UPDATE')), '[]'),
                        'DELETE', CASE WHEN has_table_privilege(c.oid, 'DELETE') THEN '[]'::jsonb
-                                      ELSE jsonb_build_array(c.relname) END)
+                                      ELSE jsonb_build_array(c.relname) END,
+                       'ROWS', CASE WHEN row_security_active(c.oid) THEN jsonb_build_array(c.relname)
+                                    ELSE '[]'::jsonb END)
                    FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped))
                FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                WHERE n.nspname = %(schema)s AND c.relkind = 'r'),

@@ -1,0 +1,166 @@
+"""Row-level security on a table: what it would hide is refused, and never counts as not there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from statecache import (
+    AsyncStateCache,
+    ConfigurationError,
+    PostgresUnavailable,
+    Settings,
+    StateCacheError,
+    VersionNotFound,
+)
+from statecache.errors import AlreadyExists
+from statecache.keys import KeySpace
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import MakeWorker, flush, rows
+from tests.support.command_line import CommandLine
+
+Psql = psycopg.Connection[Any]
+
+TABLES = ("state", "change", "branch", "conflict", "quarantine", "lost", "shard", "epoch", "cluster", "retention")
+
+
+@pytest.fixture
+def limited(settings: Settings, psql: Psql) -> Iterator[Settings]:
+    """Settings of a role that owns nothing, and has all rights."""
+    schema, role = settings.postgres_schema, f"{settings.postgres_schema}_one"
+    psql.execute(
+        f"CREATE ROLE {role} LOGIN PASSWORD 'secret'; GRANT USAGE ON SCHEMA {schema} TO {role};"
+        f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role};"
+        f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role}".encode()
+    )
+    url = urlsplit(settings.postgres_url)
+    url = url._replace(netloc=f"{role}:secret@{url.netloc.rpartition('@')[2]}")
+    yield settings.model_copy(update={"postgres_url": url.geturl(), "timeout_s": 3.0})
+    psql.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+NOT_READ = ("conflict", "lock_token", "branch")
+"""What a flush of plain changes neither reads nor writes."""
+
+
+async def _listed(cache: AsyncStateCache) -> list[str]:
+    return [state.key async for state in cache.list("runs/")]
+
+
+async def _versions(cache: AsyncStateCache) -> list[int]:
+    return [change.version async for change in cache.history("runs/1")]
+
+
+async def _value(cache: AsyncStateCache) -> Any:
+    state = await cache.get("runs/1")
+    return state and state.value
+
+
+async def _created(cache: AsyncStateCache) -> str:
+    try:
+        await cache.create("runs/2", 9)
+    except AlreadyExists:
+        return "exists"
+    return "created"
+
+
+async def _first(cache: AsyncStateCache) -> Any:
+    try:
+        state = await cache.get_at("runs/1", version=1)
+    except VersionNotFound:
+        return None
+    return state and state.value
+
+
+CALLS: dict[str, tuple[Callable[[AsyncStateCache], Awaitable[Any]], Any]] = {
+    "get": (_value, 5),
+    "list": (_listed, ["runs/1", "runs/2"]),
+    "create": (_created, "exists"),
+    "history": (_versions, [1, 2]),
+    "get_at": (_first, 1),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_an_agent_reads_what_is_there_or_is_refused(
+    settings: Settings, limited: Settings, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace, table: str
+) -> None:
+    async with AsyncStateCache(settings=settings) as cache:
+        for key, value in (("runs/1", 1), ("runs/2", 2), ("runs/1", 5)):
+            await cache.set(key, value)
+        await flush(worker)
+    refused = set()
+    for what, (call, expected) in CALLS.items():
+        redis_raw.delete(keys.state("runs/1"), keys.state("runs/2"))
+        psql.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY".encode())
+        async with AsyncStateCache(settings=limited) as cache:
+            met: StateCacheError | None = None
+            try:
+                assert await call(cache) == expected
+            except StateCacheError as error:
+                met = error
+        if met is not None:
+            refused.add(what)
+            assert isinstance(met, ConfigurationError)
+            assert f'row-level security policy for table "{table}"' in str(met)
+            assert "BYPASSRLS" in str(met)
+        psql.execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY".encode())
+    assert refused >= {"state": {"get", "list", "create"}, "change": {"history", "get_at"}, "cluster": {*CALLS}}.get(
+        table, set()
+    )
+    await flush(worker)
+    assert rows(psql, "SELECT key FROM conflict") == []
+
+
+async def test_an_agent_at_work_is_refused_too(
+    settings: Settings, limited: Settings, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
+) -> None:
+    async with AsyncStateCache(settings=limited) as cache:
+        await cache.set("runs/1", 5)
+        await flush(worker)
+        assert await cache.get("runs/2") is None
+        redis_raw.delete(keys.state("runs/1"))
+        psql.execute("ALTER TABLE state ENABLE ROW LEVEL SECURITY")
+        with pytest.raises(PostgresUnavailable, match="row-level security"):
+            await cache.get("runs/1", read="primary", timeout=1)
+        psql.execute("ALTER TABLE state DISABLE ROW LEVEL SECURITY")
+        assert await _value(cache) == 5
+
+
+@pytest.mark.parametrize("table", ["state", "change", "conflict", "shard", "lock_token", "branch"])
+async def test_a_worker_flushes_nothing_on_what_it_cannot_see(
+    settings: Settings, limited: Settings, make_worker: MakeWorker, psql: Psql, table: str
+) -> None:
+    worker = make_worker(limited)
+    async with AsyncStateCache(settings=settings) as cache:
+        await cache.set("runs/1", 1)
+        await flush(worker)
+        psql.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY".encode())
+        worker.flusher.tips.clear()
+        await cache.set("runs/1", 2)
+        await cache.set("runs/2", 2)
+        told = ""
+        try:
+            await flush(worker)
+        except StateCacheError as error:
+            told = str(error)
+        assert "row-level security" in told or (told == "" and table in NOT_READ)
+        psql.execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY".encode())
+        await flush(worker)
+    assert rows(psql, "SELECT key, version FROM state ORDER BY key") == [("runs/1", 2), ("runs/2", 1)]
+    assert rows(psql, "SELECT key FROM conflict") == []
+
+
+async def test_the_doctor_names_the_tables(
+    limited: Settings, psql: Psql, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli = CommandLine(limited, monkeypatch, capsys)
+    psql.execute("ALTER TABLE state ENABLE ROW LEVEL SECURITY; ALTER TABLE change ENABLE ROW LEVEL SECURITY")
+    told = await cli.beside("doctor")
+    assert f"row-level security is on for the role {limited.postgres_schema}_one and change, state" in told.out
+    psql.execute("ALTER TABLE state DISABLE ROW LEVEL SECURITY; ALTER TABLE change DISABLE ROW LEVEL SECURITY")
+    assert "row-level security" not in (await cli.beside("doctor")).out
