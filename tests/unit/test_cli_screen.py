@@ -11,10 +11,10 @@ from rich.console import Console
 from statecache.cli.options import operator
 from statecache.cli.screen import plain, print_table, shortened, size_text, time_text
 from statecache.cli.status.attention import GATES
-from statecache.cli.status.command import _show, backlog_of, lag_of, overview_of
+from statecache.cli.status.command import _show, aside_text, backlog_of, lag_of, overview_of
 from statecache.cli.status.rates import Looks
 from statecache.cli.status.sample import Server, Shard, WorkerSeen, from_redis, sample_of
-from statecache.cli.top.command import _once
+from statecache.cli.top.command import _once, _plain_facts
 from statecache.cli.top.view import View, lines_of
 from statecache.errors import PostgresUnavailable
 from tests.support.screens import SETTINGS, drawn, sample
@@ -144,6 +144,19 @@ def test_what_calls_for_a_person_is_counted_as_people_do(count: int, said: tuple
         f"{said[1]} in quarantine: `statecache quarantine list`",
         f"{said[2]} set aside in `conflict` within 24 hours: see there what should count, and write it anew",
     ]
+
+
+@pytest.mark.parametrize(("count", "said"), [(1000, "1,000"), (1001, "more than 1,000")])
+def test_a_count_that_was_not_counted_on_is_not_told_as_a_fact(count: int, said: str) -> None:
+    looked, more = sample(quarantined=count, conflicts=count), count > 1000
+    found = overview_of(SETTINGS, looked, {})
+    assert found.attention[-1] == f"{said} entries are in quarantine: `statecache quarantine list`"
+    assert aside_text(found) == f"{said} in quarantine, {said} in conflict"
+    assert (found.quarantined, found.at_least) == (count, ["quarantined", "conflicts"] * more)
+    assert _plain_facts(Looks(SETTINGS).add(looked))["at_least"] == ["quarantined", "conflicts"] * more
+    found = overview_of(SETTINGS, looked, {"conflicts": 3000})
+    assert aside_text(found) == f"{said} in quarantine, 3,000 in conflict"
+    assert found.at_least == ["quarantined"] * more
 
 
 def test_a_status_counts_entries_and_shards_as_people_do(capsys: pytest.CaptureFixture[str]) -> None:

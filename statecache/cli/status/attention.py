@@ -44,6 +44,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     new_conflicts: int | None
     lost: int | None
     new_lost: int | None
+    at_least: list[str] = []
+    """Names of the counts that are at least so high: it was not counted on."""
 
 
 def attention_of(found: Overview, sample: Sample, history: Mapping[str, Any]) -> list[str]:
@@ -122,11 +124,22 @@ def _lost(history: Mapping[str, Any]) -> Iterator[str]:
 
 def _aside(found: Overview) -> Iterator[str]:
     if found.quarantined:
-        parked = counted(found.quarantined, "entry", "entries")
+        uncounted = "quarantined" in found.at_least
+        parked = (
+            f"{count_text(found, 'quarantined')} entries"
+            if uncounted
+            else counted(found.quarantined, "entry", "entries")
+        )
         yield f"{parked} {_be(found.quarantined)} in quarantine: `statecache quarantine list`"
     if found.new_conflicts:
         changes, were = counted(found.new_conflicts, "change"), _be(found.new_conflicts, "was", "were")
         yield f"{changes} {were} set aside in `conflict` within {NEW}: see there what should count, and write it anew"
+
+
+def count_text(found: Overview, name: str) -> str:
+    """Return a count in words; of one that was not counted on, more than what was counted before the last one."""
+    count: int = getattr(found, name)
+    return f"more than {count - 1:,}" if name in found.at_least else f"{count:,}"
 
 
 def _be(count: int, one: str = "is", several: str = "are") -> str:

@@ -12,7 +12,7 @@ from statecache.cli.error_text import origin_told
 from statecache.cli.exits import FINDING, OK, UNREACHABLE
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import counted, print_json, print_labelled, size_text, time_text
-from statecache.cli.status.attention import BACKLOG_LIMIT, NEW, Overview, attention_of
+from statecache.cli.status.attention import BACKLOG_LIMIT, NEW, Overview, attention_of, count_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -34,6 +34,7 @@ def status(redis_url: RedisUrl = None, postgres_url: PostgresUrl = None, as_json
     conflicts or lost within the last 24 hours, a shard has no worker or takes no commits, a gate is closed, a worker
     cannot serve, a server refuses writes, or a shard's backlog has used more than 80 % of its limit.
     Exit status 4 when a server does not answer; what the other one says is shown all the same.
+    With --json, `at_least` names the counts that are as high as it counts: there may be more.
 
     \b
     Examples:
@@ -95,8 +96,16 @@ def overview_of(settings: Settings, sample: Sample, history: dict[str, Any]) -> 
         new_conflicts=history.get("new_conflicts"),
         lost=history.get("lost"),
         new_lost=history.get("new_lost"),
+        at_least=[name for name in uncounted(sample) if name not in history],
     )
     return msgspec.structs.replace(found, attention=attention_of(found, sample, history))
+
+
+def uncounted(sample: Sample) -> list[str]:
+    """Return which counts of a look have come to where it counts no further: there are at least so many."""
+    from statecache.cli.status.sample import COUNTED_MAX
+
+    return [name for name in ("quarantined", "conflicts") if (getattr(sample, name) or 0) > COUNTED_MAX]
 
 
 def counts_of(sample: Sample) -> dict[str, int | None]:
@@ -210,7 +219,8 @@ def aside_text(found: Overview) -> str:
         return "not known"
     new = f", {found.new_conflicts} of them new" if found.new_conflicts else ""
     lost = f", {counted(found.lost, 'position')} lost" if found.lost else ""
-    return f"{found.quarantined} in quarantine, {found.conflicts} in conflict{new}{lost}"
+    parked, conflicts = count_text(found, "quarantined"), count_text(found, "conflicts")
+    return f"{parked} in quarantine, {conflicts} in conflict{new}{lost}"
 
 
 def _seconds(seconds: float | None) -> str:

@@ -20,7 +20,7 @@ import typer
 from statecache.cli.exits import OK, UNREACHABLE
 from statecache.cli.options import PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import console, draws, is_terminal, print_json, print_table
-from statecache.cli.status.command import WORST_MAX
+from statecache.cli.status.command import WORST_MAX, uncounted
 from statecache.cli.status.rates import EVERY_S, Figures, Looks
 from statecache.errors import UsageError
 
@@ -187,6 +187,7 @@ def _plain_facts(figures: Figures) -> dict[str, Any]:
     sample = figures.sample
     facts = {name: getattr(sample, name) for name in ("at", "redis", "postgres", "workers", "quarantined", "conflicts")}
     facts |= {name: getattr(figures, name) for name in ("shards", "backlog", "commits_per_s", "flushed_per_s")}
+    facts["at_least"] = uncounted(sample)
     facts["lag"] = figures.lag | {"worst": figures.lag["worst"][:WORST_MAX]}
     facts["hot"] = [{"key": key, "writes": count} for key, count in figures.hot]
     return facts
