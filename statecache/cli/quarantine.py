@@ -31,23 +31,33 @@ if TYPE_CHECKING:
     from statecache_workers.quarantine_release import Done
 
 EXCERPT_BYTES = 400
+LIST_MAX = 10_000
 Ids = Annotated[list[str], typer.Argument(metavar="ID…", help="As `list` shows them, like 58:3-1207.")]
 Dropped = Annotated[bool, typer.Option("--dropped", help="Also what was dropped.")]
 
 
-def list_command(dropped: Dropped = False, postgres_url: PostgresUrl = None, as_json: AsJson = False) -> int:
+def list_command(
+    dropped: Dropped = False,
+    limit: Annotated[int, typer.Option(min=0, help="At most so many; 0 for all.")] = LIST_MAX,
+    postgres_url: PostgresUrl = None,
+    as_json: AsJson = False,
+) -> int:
     """List the entries that Postgres refused for their data, newest first.
 
-    With --json, one object with `parked`, a list.
+    With --json, one object: `parked`, a list, and `more` where the limit cut it short.
 
     \b
     Examples:
       statecache quarantine list
       statecache quarantine list --dropped --json
+      statecache quarantine list --limit 0 --json | jq -r .parked[].id
     """
-    found = asyncio.run(_listed(settings_of(postgres_url=postgres_url), dropped=dropped))
+    settings = settings_of(postgres_url=postgres_url)
+    listed = asyncio.run(_listed(settings, dropped=dropped, limit=limit + 1 if limit else None))
+    found = listed[:limit] if limit else listed
+    more = len(listed) > len(found)
     if as_json:
-        print_json({"parked": [_facts(one) for one in found]})
+        print_json({"parked": [_facts(one) for one in found], "more": more})
         return OK
     if not found:
         print("nothing is in quarantine")
@@ -63,14 +73,16 @@ def list_command(dropped: Dropped = False, postgres_url: PostgresUrl = None, as_
         for one in found
     ]  # fmt: skip
     print_table(["id", "age", "reason", "keys", "bytes", "error"], rows)
+    if more:
+        tell(f"there are more; --limit {limit} was reached")
     return OK
 
 
-async def _listed(settings: Settings, *, dropped: bool) -> list[Parked]:
+async def _listed(settings: Settings, *, dropped: bool, limit: int | None) -> list[Parked]:
     from statecache_workers.quarantine_release import opened
 
     async with opened(settings) as quarantine:
-        return await quarantine.listed(dropped=dropped)
+        return await quarantine.listed(dropped=dropped, limit=limit)
 
 
 def _some(keys: list[str]) -> str:
@@ -80,7 +92,8 @@ def _some(keys: list[str]) -> str:
 def _facts(one: Parked) -> dict[str, Any]:
     return {
         "id": str(one.place), "change_id": one.change_id, "keys": one.keys, "bytes": one.size,
-        "reason": one.sqlstate, "error": one.error, "recorded_at": text_of(one.recorded_at), "dropped": one.dropped,
+        "reason": one.refused_for, "error": one.error, "recorded_at": text_of(one.recorded_at), "dropped": one.dropped,
+        "being_dropped": one.being_dropped,
     }  # fmt: skip
 
 
@@ -139,6 +152,7 @@ async def _found(settings: Settings, place: Any) -> Parked | None:
 
 def retry(
     ids: Ids,
+    dropped: Dropped = False,
     redis_url: RedisUrl = None,
     postgres_url: PostgresUrl = None,
     as_json: AsJson = False,
@@ -147,18 +161,22 @@ def retry(
 
     A change goes to the version that it has always had, its gap closes, and a key that still ends with it can be read
     again. An entry goes in whole or not at all: not where Postgres still refuses it, and not where the key's chain
-    went on without it. It takes the role that owns the schema. Exit status 1 where any did not go in.
+    went on without it. One that was dropped, or whose drop is under way or was cut short, goes in with --dropped
+    alone, and the record of the drop ends with that. It takes the role that owns the schema. Exit status 1 where any
+    did not go in.
 
     \b
     Examples:
       statecache quarantine retry 58:3-1207
       statecache quarantine retry all
+      statecache quarantine retry 58:3-1207 --dropped
     """
     from statecache_workers.parked_entries import ParkedAt
     from statecache_workers.quarantine_release import retry as run
 
     places = None if ids == ["all"] else [ParkedAt.parse(one) for one in ids]
-    done = asyncio.run(run(settings_of(redis_url=redis_url, postgres_url=postgres_url), places))
+    settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
+    done = asyncio.run(run(settings, places, dropped=dropped))
     return _report(done, "retried", as_json=as_json)
 
 
@@ -176,14 +194,16 @@ def drop(
 
     A key that still ends with the parked change gets its value before it back, as a new version, or is deleted where
     there was none: agents that hold the dropped value are told of a conflict. A key that was written since is left
-    alone. Exit status 1 where an id is not in quarantine.
+    alone. Where Postgres refuses the value before it as well, nothing is done. A drop that was cut short is finished by
+    the same command; of an entry that was dropped before, it says by whom. Exit status 1 where an id is not in
+    quarantine, or stays there.
 
     \b
     Examples:
       statecache quarantine drop 58:3-1207 --yes --reason "test data"
     """
     from statecache_workers.parked_entries import ParkedAt
-    from statecache_workers.quarantine_release import drop as run
+    from statecache_workers.quarantine_drop import drop as run
     from statecache_workers.quarantine_release import missing
 
     places = [ParkedAt.parse(one) for one in ids]
@@ -202,23 +222,28 @@ def drop(
 
 
 def _report(done: list[Done], verb: str, *, as_json: bool) -> int:
-    from statecache_workers.quarantine_release import NOT_THERE
+    from statecache_workers.quarantine_release import DROPPED_BEFORE, NOT_THERE
 
     whole = all(one.done for one in done)
     if as_json:
         print_json({verb: done})
         return OK if whole else FINDING
     for one in done:
-        if one.why == NOT_THERE:
-            tell(f"{one.id} is not in quarantine")
+        gone = not one.done and one.why.startswith(NOT_THERE)
+        if gone and not one.restored:
+            tell(one.id + one.why.removeprefix("it"))
             continue
         said = [f"{counted(len(keys), noun)} {what}" for keys, noun, what in (
             (one.unmarked, "key", "can be read again"), (one.mended, "gap", "closed"),
             (one.restored, "key", "went back to what was before"),
         ) if keys]  # fmt: skip
         taken = [f"{counted(one.taken, 'change')} taken in"] if verb == "retried" and one.done else []
+        if one.done and one.why.startswith(DROPPED_BEFORE):
+            print(plain(", ".join([f"{one.id}  {one.why.removeprefix('it ')}", *said])))
+            continue
         text = ", ".join([*taken, *said, *([one.why] if one.why else [])])
-        print(plain(f"{one.id}  {verb if one.done else 'stays'}" + (f": {text}" if text else "")))
+        became = verb if one.done else "is gone" if gone else "stays"
+        print(plain(f"{one.id}  {became}" + (f": {text}" if text else "")))
     if not done:
         print("nothing is in quarantine")
     return OK if whole else FINDING

@@ -7,15 +7,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, Settings, VersionConflict
+from statecache import AsyncStateCache, Settings
 from statecache.errors import Quarantined
 from statecache.keys import KeySpace
 from statecache_workers import quarantine_release
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
-from tests.fixtures.flusher import Agents, MakeWorker, flush, flushing, rows
-from tests.fixtures.servers import MakeSettings
-from tests.support.command_line import CommandLine
+from tests.fixtures.flusher import Agents, MakeWorker, flush, rows
+from tests.support.command_line import CommandLine, parked_ids
 from tests.support.fault_proxy import FaultProxy
 
 Psql = psycopg.Connection[Any]
@@ -32,13 +31,9 @@ def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return CommandLine(settings, monkeypatch, capsys)
 
 
-async def ids(cli: CommandLine) -> list[str]:
-    return [one["id"] for one in (await cli.beside("quarantine", "list", "--json")).json["parked"]]
-
-
 async def test_nothing_parked_is_said(cli: CommandLine) -> None:
     assert await cli.beside("quarantine", "list") == (0, "nothing is in quarantine\n", "")
-    assert (await cli.beside("quarantine", "list", "--json")).json == {"parked": []}
+    assert (await cli.beside("quarantine", "list", "--json")).json == {"parked": [], "more": False}
     assert await cli.beside("quarantine", "retry", "all") == (0, "nothing is in quarantine\n", "")
     not_there = (1, "", "statecache: 0:1-1 is not in quarantine\n")
     for command in (["show", "0:1-1"], ["retry", "0:1-1"], ["drop", "0:1-1"], ["drop", "0:1-1", "--yes"]):
@@ -58,7 +53,7 @@ async def test_what_is_parked_is_listed_and_shown_and_cannot_steer_the_terminal(
     assert listed.out.splitlines()[0] == "id\tage\treason\tkeys\tbytes\terror"
     assert f"{keys.shard('runs/1')}:1-" in listed.out
     assert "\t22021 (character not in repertoire)\t" in listed.out
-    for one in await ids(cli):
+    for one in await parked_ids(cli):
         shown = await cli.beside("quarantine", "show", one)
         assert shown.status == 0
         assert "\x1b" not in shown.out
@@ -77,7 +72,7 @@ async def test_a_retry_in_vain_says_why_and_changes_nothing(
     agents.commit("runs/1", "runs/1/a", reason=NUL)
     await flush(worker)
     before = rows(psql, "SELECT * FROM quarantine"), rows(psql, "SELECT * FROM state")
-    done = await cli.beside("quarantine", "retry", *await ids(cli))
+    done = await cli.beside("quarantine", "retry", *await parked_ids(cli))
     assert done.status == 1
     assert "stays: Postgres still refuses it: 22" in done.out
     assert (rows(psql, "SELECT * FROM quarantine"), rows(psql, "SELECT * FROM state")) == before
@@ -149,7 +144,7 @@ async def test_a_role_that_may_not_take_in_or_drop_is_told_whose_to_use(
 ) -> None:
     agents.commit("runs/1", reason=NUL)
     await flush(worker)
-    (parked,) = await ids(cli)
+    (parked,) = await parked_ids(cli)
     role = f"reader_{settings.postgres_schema}"
     url = f"postgresql://{role}:secret@{settings.postgres_url.rpartition('@')[2]}"
     psql.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
@@ -169,7 +164,7 @@ async def test_a_role_that_may_not_take_in_or_drop_is_told_whose_to_use(
         assert (one.status, one.out, one.err.count("\n")) == (3, "", 1)
         assert "permission denied for table shard" in one.err
         assert "Use the schema owner's role: " in one.err
-    assert await ids(cli) == [parked]
+    assert await parked_ids(cli) == [parked]
 
 
 async def test_a_gap_closes_behind_a_retried_change_and_the_tip_stays(
@@ -185,7 +180,7 @@ async def test_a_gap_closes_behind_a_retried_change_and_the_tip_stays(
     assert "stays: Postgres still refuses it: 23514 (check violation): " in in_vain.out
     assert "version 3 of 'runs/1' is not there either, for what is parked behind it did not go in" in in_vain.out
     psql.execute(CURE)
-    later, earlier = sorted(await ids(cli), reverse=True)
+    later, earlier = sorted(await parked_ids(cli), reverse=True)
     alone = await cli.beside("quarantine", "retry", earlier)
     assert alone.status == 1
     why = f"take {later} in first: `statecache quarantine retry {later} {earlier}` keeps the order"
@@ -204,7 +199,7 @@ async def test_nothing_goes_in_behind_what_was_dropped_and_that_is_said(
         agents.commit(("runs/1", value))
     await flush(worker)
     psql.execute(CURE)
-    later, earlier = sorted(await ids(cli), reverse=True)
+    later, earlier = sorted(await parked_ids(cli), reverse=True)
     await cli.beside("quarantine", "drop", later, "--yes", "--durability", "memory")
     done = await cli.beside("quarantine", "retry", "all")
     assert f"{earlier}  stays: version 3 of 'runs/1' is not there either, and no parked entry holds it" in done.out
@@ -269,80 +264,16 @@ async def test_a_retry_waits_for_the_flusher_of_the_shard(
     assert rows(psql, "SELECT count(*) FROM quarantine") == [(1,)]
 
 
-async def test_a_dropped_tip_gives_the_value_before_back_as_a_new_version(
-    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, cache: AsyncStateCache
-) -> None:
-    agents.commit(("runs/1/a", "1"), ("runs/1/gone", "1"), ("runs/1/on", "1"))
-    agents.commit({"key": "runs/1/gone", "op": "delete", "value": "", "encoding": ""})
-    agents.commit(("runs/1/a", "2"), ("runs/1/b", "2"), ("runs/1/gone", "2"), ("runs/1/on", "2"), reason=NUL)
+async def test_a_listing_that_its_limit_cuts_short_says_so(cli: CommandLine, agents: Agents, worker: Worker) -> None:
+    for i in range(3):
+        agents.commit(f"runs/{i}", reason=NUL)
     await flush(worker)
-    held = await cache.get("runs/1/a")
-    agents.commit(("runs/1/on", "3"))
-    (parked,) = await ids(cli)
-    unsure = await cli.beside("quarantine", "drop", parked)
-    assert (unsure.status, unsure.err.count("\n")) == (2, 1)
-    assert "gives 1 parked entry up" in unsure.err
-    assert await ids(cli) == [parked]
-    async with flushing(worker):
-        done = await cli.beside("quarantine", "drop", parked, "--yes", "--actor", "ann", "--reason", "a test", "--json")
-    assert done.status == 0
-    assert done.json["dropped"][0]["restored"] == ["runs/1/a", "runs/1/b", "runs/1/gone"]
-    assert held is not None
-    with pytest.raises(VersionConflict):
-        await cache.set("runs/1/a", 5, expected=held)
-    state = await cache.get("runs/1/a")
-    assert state is not None
-    assert (state.value, state.version) == (1, 3)
-    assert [await cache.get(f"runs/1/{name}") for name in ("b", "gone")] == [None, None]
-    kept = await cache.get("runs/1/on")
-    assert kept is not None
-    assert kept.value == 3
-    await flush(worker)
-    assert rows(psql, "SELECT key, version, op, gap, actor FROM change WHERE gap ORDER BY key") == [
-        ("runs/1/a", 3, "set", True, "ann"),
-        ("runs/1/b", 2, "delete", True, "ann"),
-        ("runs/1/gone", 4, "delete", True, "ann"),
-        ("runs/1/on", 3, "set", True, ""),
-    ]
-    assert rows(psql, "SELECT count(*) FROM state WHERE op = 'quarantined'") == [(0,)]
-
-
-async def test_a_drop_is_on_record_for_ever_and_says_who_when_and_why(
-    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql
-) -> None:
-    agents.commit("runs/1", reason=NUL)
-    await flush(worker)
-    (parked,) = await ids(cli)
-    entry = rows(psql, "SELECT entry FROM quarantine")
-    async with flushing(worker):
-        for _ in range(2):
-            done = await cli.beside("quarantine", "drop", parked, "--yes", "--actor", "ann", "--reason", "why")
-            assert done.status == 0
-    assert await ids(cli) == []
-    assert rows(psql, "SELECT entry FROM quarantine") == entry
-    (one,) = (await cli.beside("quarantine", "list", "--dropped", "--json")).json["parked"]
-    assert one["dropped"] is True
-    assert "by ann: why; parked for 22021: " in one["error"]
-    assert one["error"].count("dropped at") == 1
-    assert (await cli.beside("quarantine", "drop", "3:9-9", "--yes")).status == 1
-
-
-async def test_nothing_is_marked_as_dropped_before_postgres_holds_what_was_before_it(
-    make_settings: MakeSettings, make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch, redis_raw: Any,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """No worker runs: were the entry marked, and Redis lost what was committed, nobody would look at the key again."""
-    settings = make_settings(timeout_s=3.0, hydrate_token_s=3.0)
-    cli, worker = CommandLine(settings, monkeypatch, capsys), make_worker(settings)
-    Agents(settings, worker.keys, redis_raw).commit("runs/1", reason=NUL)
-    await flush(worker)
-    (parked,) = await ids(cli)
-    assert (await cli.beside("quarantine", "drop", parked, "--yes")).status != 0
-    assert await ids(cli) == [parked]
-    await flush(worker)
-    monkeypatch.setenv("STATECACHE_TIMEOUT_S", "30")
-    assert (await cli.beside("quarantine", "drop", parked, "--yes")).status == 0
-    assert await ids(cli) == []
+    for limit, told in (("2", True), ("3", False), ("0", False)):
+        listed = await cli.beside("quarantine", "list", "--limit", limit)
+        assert (listed.status, len(listed.out.splitlines()) - 1) == (0, int(limit) or 3)
+        assert listed.err == "statecache: there are more; --limit 2 was reached\n" * told
+        found = (await cli.beside("quarantine", "list", "--limit", limit, "--json")).json
+        assert (len(found["parked"]), found["more"]) == (int(limit) or 3, told)
 
 
 async def test_all_of_more_entries_than_a_listing_shows_are_taken_in(
@@ -355,24 +286,6 @@ async def test_all_of_more_entries_than_a_listing_shows_are_taken_in(
     await flush(worker)
     psql.execute(CURE)
     assert len((await cli.beside("quarantine", "retry", "all", "--json")).json["retried"]) == 5
-
-
-async def test_a_drop_that_was_cut_short_is_finished_by_the_next(
-    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, cache: AsyncStateCache
-) -> None:
-    """The value before is committed, then whoever drops dies before the record is made."""
-    agents.commit("runs/1", reason=NUL)
-    await flush(worker)
-    psql.execute("ALTER TABLE quarantine ADD CONSTRAINT never CHECK (sqlstate <> 'dropped')")
-    (parked,) = await ids(cli)
-    async with flushing(worker):
-        assert (await cli.beside("quarantine", "drop", parked, "--yes")).status != 0
-    assert await cache.get("runs/1") is None
-    psql.execute("ALTER TABLE quarantine DROP CONSTRAINT never")
-    done = await cli.beside("quarantine", "drop", parked, "--yes", "--json")
-    assert (done.status, done.json["dropped"][0]["restored"]) == (0, [])
-    await flush(worker)
-    assert rows(psql, "SELECT version, op FROM state") == [(2, "delete")]
 
 
 async def test_a_quarantined_key_can_be_deleted(

@@ -12,7 +12,7 @@ from statecache import AsyncStateCache, Erasure, NotFound, Settings, UsageError
 from statecache.errors import ConfigurationError, InvalidKey
 from statecache.keys import KeySpace
 from statecache_workers.parked_entries import ParkedAt
-from statecache_workers.quarantine_release import drop
+from statecache_workers.quarantine_drop import drop
 from statecache_workers.verification import verify
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush, flushing, rows

@@ -73,3 +73,8 @@ class CommandLine:
     def environment(self) -> dict[str, str]:
         """Return the environment of a process on the deployment; its terminal would take colours."""
         return process_environment() | self._environment | {"TERM": "xterm-256color", "GITHUB_ACTIONS": "true"}
+
+
+async def parked_ids(cli: CommandLine, *options: str) -> list[str]:
+    """Return the ids of what `quarantine list` lists."""
+    return [one["id"] for one in (await cli.beside("quarantine", "list", "--json", *options)).json["parked"]]

@@ -33,6 +33,8 @@ UNREADABLE = "entry"
 """Stands in place of the SQLSTATE of an entry that could not be read."""
 DROPPED = "dropped"
 """Stands in place of the SQLSTATE of an entry that an operator gave up."""
+DROPPING = "dropping "
+"""Stands before the SQLSTATE of an entry that an operator has begun to give up."""
 _place = re.compile(r"(\d{1,9}):(\d{1,19})-(-?\d{1,19})").fullmatch
 
 
@@ -71,6 +73,16 @@ class Parked(msgspec.Struct, frozen=True, kw_only=True):
     def dropped(self) -> bool:
         """Whether an operator gave it up."""
         return self.sqlstate == DROPPED
+
+    @property
+    def being_dropped(self) -> bool:
+        """Whether an operator has begun to give it up, and what was before may have to be committed anew yet."""
+        return self.sqlstate.startswith(DROPPING)
+
+    @property
+    def refused_for(self) -> str:
+        """The SQLSTATE for which it was refused, or DROPPED where it was given up."""
+        return self.sqlstate.removeprefix(DROPPING)
 
     def fields(self) -> list[bytes]:
         """Return the entry's fields as they stood in the stream: name, value, name, value…"""
@@ -163,6 +175,8 @@ def together(here: ParkedAt, key: str, others: Sequence[Parked]) -> str:
 
 def reason_text(sqlstate: str) -> str:
     """Return an SQLSTATE with the words that Postgres has for it."""
+    if sqlstate.startswith(DROPPING):
+        return f"being dropped; {reason_text(sqlstate.removeprefix(DROPPING))}"
     try:
         name = lookup(sqlstate).__name__
     except KeyError:

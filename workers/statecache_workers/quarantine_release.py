@@ -1,13 +1,9 @@
-"""Taking parked entries back in, or giving them up: transactions under the shard's lock.
+"""Taking parked entries back in: transactions under the shard's lock. Giving them up is `quarantine_drop`.
 
 `retry` writes the change rows at their own versions, gives marked states their values, closes the gaps behind, and
 ends the quarantine, all in one transaction. Whatever Postgres still refuses, it refuses here too, and nothing is done.
 Redis is told afterwards: states that were loaded as quarantined are loaded again. Watermarks stay where they are.
-
-`drop` never changes what agents have committed since. Where a key still ends with the parked change, the value before
-it is committed anew, as the next version, by the ordinary path and only if nobody was quicker; when Postgres holds
-that, the entry is marked as dropped, with who, when and why. A key's version never goes down, and the gap in its
-history stays visible.
+What was dropped, or is being dropped, is taken in only where that is asked for.
 """
 
 from __future__ import annotations
@@ -19,17 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from statecache._async.client import AsyncStateCache
 from statecache.clock import wall
-from statecache.core.history.values import HistoryValues, VersionAt
 from statecache.core.postgres.tier import PostgresTier
 from statecache.core.redis.tier import RedisTier
-from statecache.entries import storable
-from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable, VersionConflict
+from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable
 from statecache.history import begins_anew, link
 from statecache.keys import KeySpace
 from statecache.lua import script
-from statecache.model import Write
 from statecache.rules.reconcile import Applied
 from statecache_workers.database import Call, Database, Transaction
 from statecache_workers.origins import link_call, linked
@@ -54,6 +46,10 @@ if TYPE_CHECKING:
 LIST_MAX = 10_000
 AFTER_ALL = "for what is parked behind it did not go in"
 NOT_THERE = "it is not in quarantine"
+DROPPED_BEFORE = "it was dropped before"
+BEING_DROPPED = (
+    "it is being dropped: `statecache quarantine drop` finishes what was cut short, --dropped takes it in all the same"
+)
 RIGHTS = "42501"
 """The SQLSTATE of a missing right."""
 
@@ -79,37 +75,55 @@ def not_there(place: ParkedAt) -> Done:
     return Done(id=str(place), done=False, why=NOT_THERE)
 
 
+def dropped_before(parked: Parked) -> str:
+    """Return in words when an entry was given up, by whom and why."""
+    return f"{DROPPED_BEFORE}: {parked.error}"
+
+
+def _given_up(parked: Parked) -> str:
+    """Return why an entry is not to be taken in unasked; of one that was erased nothing is left that could be."""
+    if parked.dropped and parked.fields():
+        return f"{dropped_before(parked)}; --dropped takes it in all the same"
+    return BEING_DROPPED if parked.being_dropped else ""
+
+
 class Quarantine:
     """One deployment's quarantine, to read and to change."""
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self.settings = settings
         self.keys = KeySpace(settings.prefix, settings.shards)
-        self._database = database
+        self.database = database
 
     async def listed(self, *, dropped: bool, limit: int | None = LIST_MAX) -> list[Parked]:
         """Return what is parked, newest first, without the entries themselves; a limit of None is none."""
-        async with self._database.transaction() as transaction:
+        async with self.database.transaction() as transaction:
             (rows,) = await transaction.run(Call("quarantine_list", {"dropped": dropped, "limit": limit}))
         return [_parked(row) for row in rows]
 
     async def found(self, place: ParkedAt) -> Parked | None:
         """Return one parked entry whole, or None where it is not in quarantine."""
-        async with self._database.transaction() as transaction:
-            return await self._read(transaction, place)
+        async with self.database.transaction() as transaction:
+            return await self.read(transaction, place)
 
-    async def _read(self, transaction: Transaction, place: ParkedAt) -> Parked | None:
+    async def read(self, transaction: Transaction, place: ParkedAt) -> Parked | None:
+        """Return the same in a transaction that is under way."""
         (rows,) = await transaction.run(Call("quarantine_entry", place._asdict()))
         return _parked(rows[0]) if rows else None
 
-    async def take_in(self, place: ParkedAt) -> Done:
-        """Take an entry in, or return why it cannot be; raise TooEarly where another has to go in first."""
+    async def take_in(self, place: ParkedAt, *, dropped: bool = False) -> Done:
+        """Take an entry in, or return why it cannot be; raise TooEarly where another has to go in first.
+
+        One that was dropped, or is being dropped, stays as it is unless `dropped` asks for it.
+        """
         try:
-            async with self._database.transaction() as transaction:
+            async with self.database.transaction() as transaction:
                 await transaction.run(Call("quarantine_lock", place._asdict()))
-                parked = await self._read(transaction, place)
+                parked = await self.read(transaction, place)
                 if parked is None:
                     return not_there(place)
+                if not dropped and (why := _given_up(parked)):
+                    return Done(id=str(place), done=False, why=why)
                 change_set = readable(parked, self.keys)
                 spots = await _spots(transaction, change_set)
                 takings = plan(change_set, spots)
@@ -132,41 +146,8 @@ class Quarantine:
             return Done(id=str(place), done=False, why=why)
         return Done(
             id=str(place), done=True, taken=len(takings), unmarked=[row[0] for row in unmarked],
-            mended=[row[0] for row in mended],
+            mended=[row[0] for row in mended], why=f"it had been {parked.error}" if parked.dropped else "",
         )  # fmt: skip
-
-    async def marked(self, parked: Parked) -> list[Write]:
-        """Return, for each key that still ends with the parked change, the write of what was before it."""
-        asked = {"keys": parked.keys, "change_id": parked.change_id}
-        async with self._database.transaction() as transaction:
-            (rows,) = await transaction.run(Call("quarantine_marked", asked))
-
-            async def fetch(name: str, parameters: Mapping[str, Any], **_: float) -> Sequence[tuple[Any, ...]]:
-                return (await transaction.run(Call(name, parameters)))[0]
-
-            before = [VersionAt(key, version) for key, op, *_, version in rows if op == "set"]
-            values = await HistoryValues(fetch).read(before, seconds=self.settings.timeout_s)
-        writes = []
-        for key, op, encoding, schema, version in rows:
-            if op != "set":
-                writes.append(Write(key=key, op="delete", expected=parked.change_id))
-                continue
-            value = values.get(VersionAt(key, version))
-            if value is None:
-                raise Unfit(f"version {version} of {key!r}, which was before it, is not kept; write its value anew")
-            writes.append(
-                Write(key=key, op="set", expected=parked.change_id, value=value, encoding=encoding, schema=schema)
-            )
-        return writes
-
-    async def note_drop(self, place: ParkedAt, about: str) -> None:
-        """Record that an entry was given up."""
-        async with self._database.transaction() as transaction:
-            await transaction.run(
-                Call("quarantine_lock", place._asdict()),
-                Call("quarantine_drop", {**place._asdict(), "about": storable(about)}),
-            )
-            await transaction.commit()
 
 
 @contextlib.asynccontextmanager
@@ -180,26 +161,26 @@ async def opened(settings: Settings, *, cluster: str = "") -> AsyncIterator[Quar
     except PostgresUnavailable as error:
         if error.reason != RIGHTS:
             raise
-        hint = "Use the schema owner's role: retry writes to change, state and quarantine, drop to quarantine."
+        hint = "Use the schema owner's role: retry and drop write to change, state and quarantine."
         raise ConfigurationError(f"Postgres: {error.detail}", hint=hint) from error
     finally:
         await database.close()
 
 
-async def retry(settings: Settings, places: Sequence[ParkedAt] | None) -> list[Done]:
-    """Take in the named entries, or all that were not dropped, newest first."""
+async def retry(settings: Settings, places: Sequence[ParkedAt] | None, *, dropped: bool = False) -> list[Done]:
+    """Take in the named entries, or all, newest first; what was dropped only where `dropped` asks for it."""
     tier = RedisTier(settings, KeySpace(settings.prefix, settings.shards))
     link = await tier.link()
     try:
         async with opened(settings, cluster=tier.cluster) as quarantine:
-            asked = await _asked(quarantine, places)
+            asked = await _asked(quarantine, places, dropped=dropped)
             done, behind, left = [], None, list[Parked]()
             for parked in newest_first(asked):
                 try:
-                    one = await quarantine.take_in(parked.place)
+                    one = await quarantine.take_in(parked.place, dropped=dropped)
                 except TooEarly as error:
                     if places is not None and behind is None:
-                        behind = await quarantine.listed(dropped=False, limit=None)
+                        behind = await quarantine.listed(dropped=dropped, limit=None)
                     last = _holds(left, parked, error.key)
                     more = AFTER_ALL if last else together(parked.place, error.key, behind or [])
                     one = Done(id=str(parked.place), done=False, why=f"{error}, {more}")
@@ -218,9 +199,9 @@ def _holds(left: Sequence[Parked], parked: Parked, key: str) -> bool:
     return any(one.place.shard == parked.place.shard and key in one.keys for one in left)
 
 
-async def _asked(quarantine: Quarantine, places: Sequence[ParkedAt] | None) -> list[Parked]:
+async def _asked(quarantine: Quarantine, places: Sequence[ParkedAt] | None, *, dropped: bool) -> list[Parked]:
     if places is None:
-        return await quarantine.listed(dropped=False, limit=None)
+        return await quarantine.listed(dropped=dropped, limit=None)
     found = {place: await quarantine.found(place) for place in dict.fromkeys(places)}
     return [parked or _nothing(place) for place, parked in found.items()]
 
@@ -233,7 +214,7 @@ async def _told(link: Any, keys: KeySpace, parked: Parked, done: Done) -> Done:
         await link.script(script("reread"), names, [parked.change_id, *done.unmarked], seconds=5.0)
     except RedisUnavailable as error:
         why = f"Redis could not be told, and may call it quarantined for a while: {error}"
-        return msgspec.structs.replace(done, why=why)
+        return msgspec.structs.replace(done, why="; ".join(filter(None, (done.why, why))))
     return done
 
 
@@ -242,48 +223,6 @@ async def missing(settings: Settings, places: Sequence[ParkedAt]) -> list[Done]:
     async with opened(settings) as quarantine:
         found = {place: await quarantine.found(place) for place in dict.fromkeys(places)}
     return [not_there(place) for place, parked in found.items() if parked is None]
-
-
-async def drop(
-    settings: Settings, places: Sequence[ParkedAt], *, actor: str, reason: str, durability: str
-) -> list[Done]:
-    """Give the named entries up, and commit anew what was before them."""
-    done = []
-    async with opened(settings) as quarantine, AsyncStateCache(settings=settings) as cache:
-        for place in dict.fromkeys(places):
-            parked = await quarantine.found(place)
-            if parked is None:
-                done.append(not_there(place))
-                continue
-            try:
-                writes = await quarantine.marked(parked)
-            except Unfit as error:
-                done.append(Done(id=str(place), done=False, why=str(error)))
-                continue
-            about = f"by {actor}" + (f": {reason}" if reason else "")
-            restored = await _restored(cache, place, writes, actor=actor, why=about, durability=durability)
-            await quarantine.note_drop(place, about)
-            done.append(Done(id=str(place), done=True, restored=restored))
-    return done
-
-
-async def _restored(
-    cache: AsyncStateCache, place: ParkedAt, writes: Sequence[Write], *, actor: str, why: str, durability: str
-) -> list[str]:
-    """Commit what was before, together, but for keys that somebody has written meanwhile; return the keys committed."""
-    left = list(writes)
-    while left:
-        commit = cache._runtime.committer.new(
-            left, place.shard, durability=cache._view.durability_of(durability), actor=actor[:200],
-            reason=f"quarantine drop {place} {why}"[:500], end=cache._view.end_of(None), change_id=None,
-        )  # fmt: skip
-        try:
-            await cache._runtime.committer.commit(commit)
-        except VersionConflict as error:
-            left = [write for write in left if write.key != error.key]
-            continue
-        break
-    return [write.key for write in left]
 
 
 async def _spots(transaction: Transaction, change_set: ChangeSet) -> dict[str, Spot]:

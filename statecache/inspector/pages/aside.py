@@ -17,7 +17,7 @@ from statecache.inspector.source import Shown, part
 from statecache.inspector.tree import visible
 from statecache.model import Position
 from statecache_workers.parked_entries import Parked, ParkedAt, excerpt, reason_text
-from statecache_workers.quarantine_release import opened
+from statecache_workers.quarantine_release import LIST_MAX, opened
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -61,7 +61,7 @@ async def aside(request: Request) -> Response:
     rows = (conflicts.value or [])[:PAGE]
     return await page(
         request, "aside.html", conflicts=conflicts, rows=rows, more=len(conflicts.value or ()) > PAGE, skip=skip,
-        page_size=PAGE, parked=parked, lost=lost, reason_text=reason_text, dropped=dropped,
+        page_size=PAGE, parked=parked, parked_max=LIST_MAX, lost=lost, reason_text=reason_text, dropped=dropped,
     )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def _conflict(row: Sequence[Any]) -> Conflict:
 
 async def _parked(source: Source, *, dropped: bool) -> list[Parked]:
     async with opened(source.settings) as quarantine:
-        return await quarantine.listed(dropped=dropped)
+        return await quarantine.listed(dropped=dropped, limit=LIST_MAX + 1)
 
 
 async def conflict(request: Request) -> Response:
