@@ -206,6 +206,25 @@ async def test_what_is_being_dropped_is_not_taken_in(
     assert " by ann: why; parked for 23514: " in error
 
 
+async def test_a_drop_that_ended_before_it_restored_anything_is_finished_by_the_next(
+    settings: Settings, cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parked = await parked_behind(agents, worker, psql)
+    stop = Stop(monkeypatch, "_restored")
+    drop = asyncio.create_task(dropping(settings, parked, actor="bob"))
+    await stop.reached()
+    drop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await drop
+    assert await parked_ids(cli) == [parked]
+    assert (await cli.beside("quarantine", "retry", "all")).status == 1
+    async with flushing(worker):
+        assert (await by(cli, parked)).out == f"{parked}  dropped: 1 key went back to what was before\n"
+    ((error,),) = rows(psql, "SELECT error FROM quarantine WHERE sqlstate = 'dropped'")
+    assert " by ann: why; parked for 23514: " in error
+    assert rows(psql, CHAIN) == [(1, b"1", False), (3, b"1", True)]
+
+
 async def test_a_drop_that_waits_for_a_retry_changes_nothing(
     settings: Settings, agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch,
     cache: AsyncStateCache,

@@ -325,6 +325,7 @@ async def test_what_was_set_aside(web: Web, agents: Agents, worker: Worker, psql
     assert "22021 (character not in repertoire)" in page.text
     (entry,) = page.links_to("parked")
     shown = web.get("parked", **entry)
+    assert shown.facts()["take it in"] == f"statecache quarantine retry {entry['id']}"
     assert "a\\x00b" in shown.text
     assert "runs/1" in shown.text
     (conflict,) = page.links_to("conflict")
@@ -338,6 +339,21 @@ async def test_what_was_set_aside(web: Web, agents: Agents, worker: Worker, psql
     assert web.get("parked", id="nonsense").status == 400
     assert "1 in quarantine, 1 in conflict" in web.get("shards").text
     assert "in quarantine" in web.get("key", key="runs/1").text
+    psql.execute("UPDATE quarantine SET sqlstate = 'dropping ' || sqlstate")
+    assert "being dropped; 22021 (character not in repertoire)" in web.get("aside").text
+    assert web.get("parked", **entry).facts()["take it in"].endswith(" --dropped")
+
+
+async def test_of_more_than_is_listed_in_quarantine_that_is_said(
+    web: Web, agents: Agents, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("statecache.inspector.pages.aside.LIST_MAX", 2)
+    for i in range(3):
+        agents.commit(f"runs/{i}", reason="a\0b")
+        await flush(worker)
+        page = web.get("aside")
+        assert len(page.links_to("parked")) == min(i + 1, 2)
+        assert ("statecache quarantine list --limit 0" in page.text) == (i == 2)
 
 
 async def test_nothing_can_be_changed_unless_it_was_started_for_that(web: Web, cache: AsyncStateCache) -> None:

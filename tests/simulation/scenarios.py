@@ -28,6 +28,7 @@ Why the other instruments do not see it:
     made_anew     a Postgres is lost for good, and an empty one takes its place: the arenas put theirs back
     in_part       what doctor finds missing in a schema: no judge reads it
     conditions    what status tells a person: no judge reads it
+    dropped_once  two operators at work on one entry in quarantine: no arena has any
     slow_network  a read that takes longer than the trust window: what is kept or not is right either way
     too_few       a commit that too few replicas can acknowledge: that it is refused late, or written, breaks no promise
     replayed      a step that is begun anew although Postgres has it: it is found out before its function is called
@@ -74,6 +75,7 @@ LATE, REFUSED = "tests/integration/test_client_late.py", "tests/integration/test
 PROCESS = "tests/integration/test_flusher_process.py"
 RESTORED, TROUBLES = "tests/integration/test_restored_postgres.py", "tests/integration/test_vector_troubles.py"
 VECTORS, USED = "tests/integration/test_vectors.py", "tests/integration/test_client_change_ids.py"
+HAZARDS = "tests/integration/test_changes_hazards.py"
 RACES, CLOCKS = "tests/integration/test_pruning_races.py", "tests/integration/test_pruning_clocks.py"
 SCENARIOS = {
     "swapped": (
@@ -284,18 +286,13 @@ SCENARIOS = {
         "test_a_call_that_was_interrupted_before_its_end_is_over_once_nobody_has_it",
     ),
     "claim_of_nobody": ("tests/integration/test_steps_claimed.py", "test_a_claim_that_nobody_has_is_not_renewed"),
-    "cursor_ended": (
-        "tests/integration/test_changes_hazards.py",
-        "test_a_cursor_says_where_a_restored_postgres_went_on_without_what_was_given",
+    "cursor_ended": (HAZARDS, "test_a_cursor_says_where_a_restored_postgres_went_on_without_what_was_given"),
+    "dropped_once": (
+        "tests/integration/test_cli_quarantine_drop.py",
+        "test_what_is_being_dropped_is_not_taken_in",
     ),
-    "waited_for": (
-        "tests/integration/test_changes_hazards.py",
-        "test_a_postgres_that_is_flushed_again_is_waited_for",
-    ),
-    "came_late": (
-        "tests/integration/test_changes_hazards.py",
-        "test_what_comes_out_of_quarantine_is_given_to_those_who_have_passed_it",
-    ),
+    "waited_for": (HAZARDS, "test_a_postgres_that_is_flushed_again_is_waited_for"),
+    "came_late": (HAZARDS, "test_what_comes_out_of_quarantine_is_given_to_those_who_have_passed_it"),
     "stopped_anywhere": (
         "tests/integration/test_changes.py",
         "test_a_reader_may_stop_behind_every_change_and_go_on_elsewhere",

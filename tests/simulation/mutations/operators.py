@@ -56,6 +56,13 @@ OPERATORS = {
         "        if False:\n",
         by="scenarios made_anew",
     ),
+    "dropped once": Mutant(
+        "a parked entry is taken in while somebody drops it",
+        "workers/statecache_workers/quarantine_release.py",
+        'return BEING_DROPPED if parked.being_dropped else ""',
+        'return ""',
+        by="scenarios dropped_once",
+    ),
     "losses told": Mutant(
         "status says nothing of positions that are gone",
         _ATTENTION,
