@@ -165,7 +165,7 @@ async def _try(
     """Write what was before in place of the parked change, and roll that back; raise Unfit where it is refused."""
     if not writes:
         return
-    await transaction.mark("SAVEPOINT")
+    await transaction.run("SAVEPOINT")
     try:
         await transaction.run(
             *(_row(settings, place, *one, asked) for one in zip(tips, writes, strict=True)),
@@ -174,8 +174,8 @@ async def _try(
     except Poison as error:
         why = f"{reason_text(error.sqlstate)}: {error.reason}"
         raise Unfit(REFUSED_TOO.format(why=why, keys=_some(tips))) from error
-    await transaction.mark("ROLLBACK TO")
-    await transaction.mark("RELEASE")
+    await transaction.run("ROLLBACK TO")
+    await transaction.run("RELEASE")
 
 
 def _row(settings: Settings, place: ParkedAt, tip: Tip, write: Write, asked: Drop) -> Call:
