@@ -191,7 +191,7 @@ GATES = {
     "copy taken": Mutant(
         "whoever is pointed at a copy of Postgres takes the epochs of the live Redis",
         "statecache/rules/epochs.py",
-        '    if authority in ("client", "setup") and (went_back or is_strange(row, look)):\n',
+        '    if authority in ("client", "setup") and (went_back or _is_later(row, look)):\n',
         "    if False:\n",
         by="scenarios copy_taken",
     ),
