@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from statecache.cli.doctor.findings import Finding, LevelSeen, error, warning
+from statecache.cli.doctor.postgres_rights import hidden_of
 from statecache.cli.error_text import credentials, origin_told, text_of
 from statecache.cli.exits import CONFIGURATION, FINDING, OK, refuses_user, status_of
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
@@ -245,6 +246,8 @@ def _against_postgres(postgres: PostgresFacts | None) -> str:
         return "Postgres could not be asked"
     if postgres.standby:
         return "this Postgres is a standby: nothing is flushed into it"
+    if hidden := hidden_of(postgres.tables):
+        return f"row-level security is on for {', '.join(hidden)}"
     if postgres.lacking:
         return "the schema is there in part"
     return "" if postgres.tables else "the schema is not there: statecache migrate"

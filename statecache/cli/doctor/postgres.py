@@ -11,7 +11,7 @@ import psycopg
 
 from statecache.cli.doctor import postgres_rights
 from statecache.cli.doctor.findings import Finding, error, note, warning
-from statecache.cli.doctor.postgres_rights import Refused
+from statecache.cli.doctor.postgres_rights import Refused, hidden_of
 from statecache.cli.schema_check import WHOLE_AGAIN, lacking_of
 from statecache.clock import wall
 from statecache.core.postgres.connection import brief, connect, milliseconds
@@ -229,6 +229,8 @@ def _schema(facts: PostgresFacts, settings: Settings) -> Iterator[Finding]:
     schema = settings.postgres_schema
     if facts.may_use is None or (facts.may_use and not facts.tables):
         yield error("postgres", f"there is no schema {schema!r} with tables", "nothing works", "statecache migrate")
+        return
+    if hidden_of(facts.tables):  # what is missing may only be hidden
         return
     known = {step.number for step in migrations(schema)}
     begun = bool(facts.applied) or set(facts.tables) == {"migration"}

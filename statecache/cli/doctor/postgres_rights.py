@@ -77,10 +77,10 @@ def findings(role: str, tables: Refused, functions: Mapping[str, bool], *, worke
     remedy = (
         f"apply config/roles.sql again, as after every `statecache migrate`; for a role of your own: GRANT … TO {role}"
     )
-    if hidden := [name for name, refused in tables.items() if refused.get("ROWS")]:
+    if hidden := hidden_of(tables):
         yield error(
             "postgres",
-            f"row-level security is on for the role {role} and {', '.join(sorted(hidden))}",
+            f"row-level security is on for the role {role} and {', '.join(hidden)}",
             "whatever reads such a table is refused: what it hid would count as not there",
             f"ALTER TABLE … DISABLE ROW LEVEL SECURITY, or let the role see all: ALTER ROLE {role} BYPASSRLS",
         )
@@ -101,6 +101,11 @@ def findings(role: str, tables: Refused, functions: Mapping[str, bool], *, worke
             yield error("postgres", what, "a worker that runs as it fails there, or cannot start", remedy)
         else:
             yield note("postgres", what, "it cannot be a worker's; an agent needs none of it")
+
+
+def hidden_of(tables: Refused) -> list[str]:
+    """Return the names of the tables of which row-level security hides rows."""
+    return sorted(name for name, refused in tables.items() if refused.get("ROWS"))
 
 
 def lacking_of(tables: Refused, needed: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
