@@ -6,22 +6,24 @@
     an AsyncStateCache    belongs to one event loop; other threads wait for what runs in that one
 
 Copies of a saver share this object, so they share clients, and whoever closes one of them closes all. What was pickled
-has the same settings, passwords among them, and makes clients of its own.
+has the same settings, passwords among them, and makes clients of its own. In a forked child no event loop of its parent
+runs, so nothing waits for one there: each event loop of the child has a client of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from statecache import AsyncStateCache, Settings, StateCache, UsageError
+from statecache._process import begins_anew_after_fork, mutex
 from statecache.adapters.event_loops import LoopClients, LoopEnded, running_loop, until_done
 from statecache.adapters.in_threads import run_in_thread
 from statecache.adapters.plans import Listing, Plan, arun, call, run, until_found
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from contextlib import AbstractContextManager
 
     from statecache import Namespace
 
@@ -38,7 +40,7 @@ class Clients:
         if not isinstance(cache, (StateCache, AsyncStateCache, Settings)):
             raise UsageError(f"a {of} stands on a StateCache or an AsyncStateCache, not on a {type(cache).__name__}")
         self._namespace, self._policy, self._of, self._awaited = namespace, policy, of, awaited
-        self._mutex, self._closed = Lock(), False
+        self._mutex, self._closed = mutex(), False
         self._settings = cache if isinstance(cache, Settings) else None
         self._made: StateCache | None = None
         self._sync: Namespace[Any] | None = None
@@ -49,6 +51,11 @@ class Clients:
             self._sync = cache.namespace(namespace, **policy)
         else:
             self._loops = LoopClients(cache, namespace, policy, of=of, run_sync=awaited)
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """Forget the event loop of a parent, which says for ever that it runs, and what a thread of it had begun."""
+        self._mutex, self._made_in = mutex, None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self

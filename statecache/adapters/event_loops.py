@@ -8,24 +8,29 @@ Where a loop ends, as `asyncio.run` has it end, all tasks are cancelled and wait
 other tasks do so, which nobody waits for. So the task that keeps the client, cancelled as they are, closes it only once
 nobody uses it any more.
 
+Where a loop is closed without that, there is nothing left to await with: the client is let go, and its connections end
+with it. In a forked child no event loop of its parent runs, though each says so: none of them is waited for.
+
 What writes is not left half waited for: `alone` waits for how a write ends, also for who is cancelled meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import weakref
 from concurrent.futures import wait
 from contextlib import suppress
 from inspect import CORO_CREATED, getcoroutinestate
-from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from statecache import AsyncStateCache, Settings, Unavailable, UsageError
+from statecache._process import begins_anew_after_fork, mutex
 from statecache.adapters.given_up import until_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable
+    from contextlib import AbstractContextManager
 
     from statecache import AsyncNamespace
 
@@ -38,6 +43,8 @@ _IDLE_TURNS = 10
 """So many turns of an event loop that ends nobody uses a client until it is closed: a task may be about to."""
 _IDLE_LOOKS_MAX = 20
 """So often in a row an event loop is seen not to run, between two runs of it, before it has ended."""
+_inherited: list[_Made] = []
+"""What a forked child has of its parent, kept: to collect a task that waits is an error to asyncio."""
 
 
 class LoopEnded(Exception):
@@ -71,10 +78,20 @@ class LoopClients:
         self._namespace, self._policy, self._of = namespace, policy, of
         self._settings = cache if isinstance(cache, Settings) else None
         self._given = None if isinstance(cache, Settings) else self._client(cache)
-        self._mutex, self._closed = Lock(), False
+        self._mutex, self._closed = mutex(), False
         self._made: dict[asyncio.AbstractEventLoop, _Made] = {}
         self._turns: weakref.WeakValueDictionary[tuple[int, Hashable], asyncio.Lock] = weakref.WeakValueDictionary()
         weakref.finalize(self, _end_all, self._made)
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """Forget the event loops of a parent, none of which runs in its child, and whose turn it was to write there."""
+        self._mutex = mutex
+        _inherited.extend(self._made.values())
+        self._made.clear()
+        self._turns = weakref.WeakValueDictionary()
+        if self._given is not None:
+            self._given = self._given._replace(writing=asyncio.Lock())
 
     def on(self, what: Hashable) -> Client:
         """Return the client for this event loop, on which writes to that thing go one after the other."""
@@ -209,7 +226,8 @@ async def _keep(
         raise
     finally:
         made.pop(loop, None)
-        await cache.close()
+        if not _is_thrown_away():
+            await cache.close()
 
 
 async def _done(
@@ -224,9 +242,15 @@ async def _done(
     try:
         await asyncio.wait(waiting, timeout=_ENDING_S_MAX, return_when=asyncio.FIRST_COMPLETED)
     finally:  # it may be cancelled again
-        for one in waiting:
-            one.cancel()
-        await asyncio.wait(waiting)
+        if not _is_thrown_away():
+            for one in waiting:
+                one.cancel()
+            await asyncio.wait(waiting)
+
+
+def _is_thrown_away() -> bool:
+    """Return whether the coroutine that calls this ends as its event loop was closed: nothing is awaited there."""
+    return isinstance(sys.exception(), GeneratorExit)
 
 
 async def _unused(

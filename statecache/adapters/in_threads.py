@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import copy_context
-from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from statecache._process import begins_anew_after_fork, mutex
 from statecache.adapters.given_up import until_ended
 from statecache.adapters.plans import Asked, Call, Level, Plan, run
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from statecache import Namespace
 
 T = TypeVar("T")
@@ -29,8 +31,13 @@ class _Progress:
     """How far a plan has come: whether the verb that is under way writes, and whether it may begin another one."""
 
     def __init__(self) -> None:
-        self._mutex = Lock()
+        self._mutex = mutex()
         self._stopped = self._writes = False
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """Go on with a new mutex in a forked child."""
+        self._mutex = mutex
 
     def begins(self, asked: Asked) -> None:
         """Note the verb that begins; raise GivenUp where none may."""

@@ -116,6 +116,7 @@ GOOD = [
     ),
     (house_rules.layers, "statecache/concurrency/tasks.py", "import time\nfrom statecache.clock import wall"),
     (house_rules.layers, "statecache/adapters/graph.py", "from statecache import AsyncStateCache"),
+    (house_rules.layers, "statecache/adapters/graph.py", "from statecache._process import mutex"),
     (house_rules.pure, "statecache/codec.py", "from uuid import UUID\nfrom datetime import datetime\nx = datetime.max"),
     (house_rules.environment, "statecache/settings.py", "import os\nx = os.environ"),
     (house_rules.writers, "statecache/settings.py", "def writer_of(settings):\n    return settings.writer"),

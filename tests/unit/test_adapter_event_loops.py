@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from collections.abc import Callable, Iterator
 from threading import Event, Thread
 from typing import Any
@@ -155,6 +157,31 @@ def test_a_client_is_closed_soon_by_a_call_that_is_not_awaited_in_its_own_event_
         assert closed == [asyncio.get_running_loop()]
 
     asyncio.run(closes())
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("ending", [False, True])
+def test_an_event_loop_that_is_closed_with_its_tasks_pending_only_lets_its_client_go(
+    closed: list[asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch, ending: bool
+) -> None:
+    swallowed = list[str]()
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: swallowed.append(repr(told.exc_value)))
+    clients, loop = Clients(Settings(), "n", {}, of="store", awaited="aget"), asyncio.new_event_loop()
+
+    loop.run_until_complete(_made_here(clients))
+    assert clients._loops is not None
+    keeper = clients._loops._made[loop].keeper
+    if ending:
+        keeper.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    for task in asyncio.all_tasks(loop):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    del keeper, task
+    asyncio.run(_made_here(clients))
+    gc.collect()
+    assert swallowed == []
+    assert len(closed) == 1
 
 
 def test_an_event_loop_that_ends_waits_for_who_still_uses_its_client_but_not_for_ever(

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from itertools import chain
 from sys import getsizeof
-from threading import Lock
 from typing import Any, TypeVar
 
 from ormsgpack import OPT_NON_STR_KEYS, Ext, packb, unpackb
+
+from statecache._process import begins_anew_after_fork, mutex
 
 MESSAGES_BYTES_MAX = 32 * 1024 * 1024
 """How many bytes the messages take that are kept, about."""
@@ -47,7 +49,12 @@ class Decoded:
     """The messages; threads and event loops share it."""
 
     def __init__(self) -> None:
-        self._mutex = Lock()
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """Keep nothing in a forked child, whose parent may have been about to keep more."""
+        self._mutex = mutex
         self._copies: OrderedDict[tuple[int, int, bytes], tuple[Any, _Copy | None, int]] = OrderedDict()
         self._bytes = 0
 

@@ -12,11 +12,13 @@ Both are bounded, and what was used least recently goes first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from statecache._process import begins_anew_after_fork, mutex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from contextlib import AbstractContextManager
 
     from statecache import State
     from statecache.adapters.langgraph.names import Place
@@ -51,7 +53,12 @@ class Recent:
     """What is remembered; threads and event loops share it."""
 
     def __init__(self) -> None:
-        self._mutex = Lock()
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """Remember nothing in a forked child, whose parent may have been about to remember more."""
+        self._mutex = mutex
         self._latest: OrderedDict[tuple[str, str], Latest] = OrderedDict()
         self._pieces: OrderedDict[PieceName, bytes] = OrderedDict()
         self._bytes = 0

@@ -21,6 +21,7 @@ task takes them off; in the synchronous client that is a thread, or whoever wait
 from __future__ import annotations
 
 import logging
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +100,7 @@ class TrackedConnection:
     @property
     def reading(self) -> bool:
         """Whether a read is under way."""
-        expected = [] if self._link is None else list(self._link.expected)
-        return any(isinstance(one, Reading) for one in expected)
+        return (link := self._link) is not None and any(isinstance(one, Reading) for one in [*link.expected])
 
     def is_up(self) -> bool:
         """Return whether reads can be made here; where not, begin to connect without waiting."""
@@ -220,7 +220,8 @@ class TrackedConnection:
                     if isinstance(error, RedisUnavailable) and error.reason == "role":
                         await self._redis.pool.drop_idle(all_of_them=True)
                 finally:
-                    await self._part(link)
+                    if not isinstance(sys.exception(), GeneratorExit):  # who is thrown away cannot wait for an answer
+                        await self._part(link)
             if await self._stopped.wait(backoff.take()):
                 return
 
