@@ -17,15 +17,20 @@ from statecache import (
     AlreadyExists,
     AsyncStateCache,
     Delete,
+    HistoryIncomplete,
     LimitExceeded,
     OutcomeUnknown,
     Position,
+    PostgresUnavailable,
     Set,
     Settings,
     State,
     UsageError,
+    VersionConflict,
     VersionNotFound,
 )
+from statecache.core.history import restoring_groups
+from statecache.core.history.reader import HistoryReader
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, flushing, rows
 from tests.fixtures.servers import MakeClient
@@ -185,6 +190,38 @@ async def test_undo_of_a_group_goes_past_what_has_ended_since(client: AsyncState
     written = await client.undo(RUN, group=True)
     assert {key: state.value for key, state in written.items()} == {RUN: 1}
     assert (await client.redo(RUN, group=True))[RUN].value == 2
+
+
+@pytest.mark.parametrize("error", [PostgresUnavailable("timeout"), HistoryIncomplete(RUN, reason="it is lacking")])
+async def test_where_the_time_is_up_while_it_is_decided_anew_the_conflict_is_raised(
+    client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Somebody else wrote: both servers are well. With time left, and before any conflict, the error is another."""
+    for value in (1, 2):
+        await client.set(RUN, value)
+    keys_at, failing = HistoryReader.keys_at, list[bool]()
+
+    async def read(*args: Any, **more: Any) -> Any:
+        if failing:
+            raise error
+        return await keys_at(*args, **more)
+
+    async def conflicts(*_: Any, **__: Any) -> Any:
+        failing.append(True)
+        raise VersionConflict(RUN, "this", "that")
+
+    monkeypatch.setattr(HistoryReader, "keys_at", read)
+    monkeypatch.setattr(restoring_groups, "committed", conflicts)
+    for fails_first, cut_off_s, raised in (
+        (False, LIMIT_S, VersionConflict),
+        (False, 0, type(error)),
+        (True, LIMIT_S, type(error)),
+    ):
+        failing[:] = [True] * fails_first
+        monkeypatch.setattr(restoring_groups, "_CUT_OFF_S", cut_off_s)
+        with pytest.raises(raised) as caught:
+            await client.undo(RUN, group=True, timeout=LIMIT_S)
+        assert (caught.value.__cause__ is error) is (raised is VersionConflict)
 
 
 async def test_after_an_undo_of_a_group_whose_answer_is_lost_its_outcome_says_that_it_is_done(

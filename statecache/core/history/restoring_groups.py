@@ -3,7 +3,8 @@
     now     the newest change of each key, read as of one moment: Postgres up to the watermark, the stream behind it
     then    the same at the position that is gone back to
     commit  what differs is written: created since, it is deleted; deleted since, it is created again. What is the same
-            is compared, so that nobody has changed any of it meanwhile; where somebody has, all is read again
+            is compared, so that nobody has changed any of it meanwhile; where somebody has, all is read again. Where
+            the time is up in the middle of that, the conflict is what it was spent on
 
 Who creates further keys meanwhile, by a commit of nothing else, comes behind it all: there was nothing to go back.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from statecache.clock import monotonic
 from statecache.codec import codec_for
 from statecache.core.history.reader import Point
 from statecache.core.history.restoring import NOWHERE_TO, Walk, has_ended, is_over
@@ -23,9 +25,9 @@ from statecache.core.history.targets import position_of, target_of
 from statecache.core.history.terms import Terms, again, committed
 from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.step.records import STEP_SCHEMA
-from statecache.errors import LimitExceeded, VersionConflict
+from statecache.errors import LimitExceeded, Unavailable, VersionConflict
 from statecache.expiry import PLAIN_MAX, form_of, lasting
-from statecache.history_errors import AlreadyCurrent, VersionNotFound
+from statecache.history_errors import AlreadyCurrent, HistoryIncomplete, VersionNotFound
 from statecache.model import AGED, COMMIT_BYTES_MAX, STATE_OVERHEAD_BYTES, STATES_PER_COMMIT_MAX, Position, State, Write
 from statecache.rules.provenance import Provenance
 from statecache.rules.undoing import Question, is_expiry, redo_target, undo_target
@@ -45,6 +47,8 @@ class GroupDecision(NamedTuple):
     why: Provenance
 
 
+_CUT_OFF_S = 0.25
+"""How long before the end of its time a call that decides anew may be cut off by it, in seconds: its reads pause."""
 _IN_PARTS = "A group is written in one commit. What that has no room for goes key by key, seen in part meanwhile."
 GroupDecide = Callable[[Sequence["Version"], Sequence[Position]], Awaitable[GroupDecision]]
 """What decides on a group as it is now, on the newest changes of its keys, where at some positions nothing differs."""
@@ -61,20 +65,26 @@ async def restore_group(
     view: View[Any], group: str, decide: GroupDecide, terms: Terms, *, steps: bool
 ) -> dict[str, State[Any]]:
     """Commit what differs from the position that was decided on, and return the states that were written, by key."""
-    runtime, met, past = view.runtime, None, _Past(view, group, terms.end)
+    runtime, past = view.runtime, _Past(view, group, terms.end)
+    met: VersionConflict | None = None
+    unseen = False
     await runtime.reader.record(group, end=terms.end)  # behind a closed gate nothing newest is known
     while True:
-        now = await runtime.history.keys_at(group, Point(), end=terms.end)
-        decision, writes = await _decided(view, group, now, decide, past, steps=steps)
-        refuse_too_many(group, writes)
         try:
+            if unseen and met is not None:  # what history does not show may have been set aside
+                await runtime.durable.lookup(runtime.keys.shard(group), str(met.actual), [met.key], end=terms.end)
+            now = await runtime.history.keys_at(group, Point(), end=terms.end)
+            decision, writes = await _decided(view, group, now, decide, past, steps=steps)
+            refuse_too_many(group, writes)
             commit, done = await committed(view, writes, terms, str(decision.why))
         except VersionConflict as error:
-            if (error.key, error.actual) == met:  # what history does not show may have been set aside
-                shard = runtime.keys.shard(group)
-                await runtime.durable.lookup(shard, str(error.actual), [error.key], end=terms.end)
-            met = error.key, error.actual
+            unseen = met is not None and (met.key, met.actual) == (error.key, error.actual)
+            met = error
             await again(view, terms, error)
+        except (Unavailable, HistoryIncomplete) as error:
+            if met is None or monotonic() + _CUT_OFF_S < terms.end:
+                raise
+            raise met from error
         else:
             return {one.key: view.committed_state(one, done, at) for at, one in enumerate(commit.written())}
 
