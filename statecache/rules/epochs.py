@@ -271,7 +271,7 @@ def parted_refusal(row: ShardRow, look: Look, parted: int) -> Refusal:
     """Return the refusal of a data set that has parted from the lineage."""
     how = "this Redis came back without its end, and was written to since"
     if is_strange(row, look):
-        how = f"this Redis was written to in epoch {look.epoch}, with another Postgres"
+        how = f"this Redis was written to in epoch {look.epoch}, with another Postgres, or before this one went back"
     return Refusal(
         why=f"this Redis holds changes from {parted + 1} on that Postgres does not know, and Postgres holds others "
         f"there, up to {row.flushed}: {how}. Whether that is to be set aside is {_word(row, look)}"

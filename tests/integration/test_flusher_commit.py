@@ -368,10 +368,13 @@ async def test_every_transaction_is_bounded(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "kind"), [("22021", Poison), ("23505", Poison), ("54000", Poison), ("53100", PostgresUnavailable)]
+    ("state", "kind"),
+    [("22021", Poison), ("23505", Poison), ("54000", Poison), ("P0001", Poison), ("53100", PostgresUnavailable)],
 )
 def test_errors_of_the_data_are_told_from_errors_of_the_circumstances(state: str, kind: type[Exception]) -> None:
-    assert isinstance(translated(psycopg.errors.lookup(state)("x"), "here"), kind)
+    error = psycopg.errors.lookup(state)("x")
+    assert isinstance(translated(error, "here", of_data=True), kind)
+    assert isinstance(translated(error, "here", of_data=False), PostgresUnavailable)
 
 
 async def test_nobody_is_told_when_a_deadlock_ends_one_of_two(

@@ -11,9 +11,12 @@ import pytest
 from statecache import Settings
 from statecache.clock import monotonic
 from statecache.errors import PostgresUnavailable
+from statecache.keys import KeySpace
+from statecache_workers.database import Database
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushed, rows
+from tests.fixtures.servers import MakeSettings
 from tests.support.failed_over import BOUND_S, QUICK, until, working
 from tests.support.fault_proxy import FaultProxy
 from tests.support.polling import pause_thread
@@ -161,3 +164,103 @@ async def test_what_a_trigger_refuses_is_parked(agents: Agents, worker: Worker, 
     assert rows(psql, "SELECT key FROM change") == [("runs/1",)]
     assert {state for (state,) in rows(psql, "SELECT sqlstate FROM quarantine")} <= {"P0001", "P0004"}
     assert parked(psql) == 2
+
+
+async def test_keys_whose_states_are_refused_too_are_found_in_few_round_trips(
+    agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one they took longer than a lease, of one commit that cannot be parted."""
+    await flush(worker)
+    psql.execute(NO_BAD)
+    psql.execute(b"ALTER TABLE state ADD CONSTRAINT no_last CHECK (key NOT LIKE '%/255')")
+    exchange, exchanges = Database.exchange, 0
+
+    async def counted(database: Database, statements: Any) -> Any:
+        nonlocal exchanges
+        exchanges += 1
+        return await exchange(database, statements)
+
+    monkeypatch.setattr(Database, "exchange", counted)
+    agents.commit(*(f"bad/1/{number:03}" for number in range(256)))
+    await flush(worker)
+    assert rows(psql, "SELECT count(*) FROM state WHERE op = 'quarantined'") == [(255,)]
+    assert parked(psql) == 1
+    assert exchanges < 100
+
+
+async def test_a_gap_is_not_put_off(
+    make_settings: MakeSettings, make_worker: MakeWorker, redis_raw: Any, log: Log
+) -> None:
+    """Each time it was told anew, and its shard, of which nothing fitted together, was set apart."""
+    settings, clock = make_settings(shards=16), Ticking()
+    keys = KeySpace(settings.prefix, settings.shards)
+    agents, worker = Agents(settings, keys, redis_raw), make_worker(settings, monotonic=clock)
+    path = f"-c search_path={settings.postgres_schema}"
+    with psycopg.connect(settings.postgres_url, autocommit=True, options=path) as psql:
+        await flush(worker)
+        psql.execute(NO_BAD)
+        for key in [agents.key_on(shard, "bad") for shard in range(15)] * 20:
+            agents.commit(key)
+        lost = agents.key_on(15)
+        agents.commit(lost)
+        redis_raw.xdel(keys.changes(15), *agents.entries(15))
+        redis_raw.delete(keys.state(lost))
+        clock.step_s = 3.0
+        for _ in range(40):
+            await worker.turn()
+        clock.step_s = 0.0
+        await flush(worker)
+        assert parked(psql) == 15 * 20
+        assert flushed(psql)[15] == 1
+    assert (log.of("unstable"), len(log.of("gap"))) == ([], 1)
+
+
+async def test_a_gap_is_closed_in_batches_of_the_size_that_can_be_written(
+    agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, log: Log
+) -> None:
+    await flush(worker)
+    shard = agents.keys.shard("runs/1/0")
+    for number in range(40):
+        agents.commit(f"runs/1/{number}")
+    redis_raw.xdel(agents.keys.changes(shard), *agents.entries(shard))
+    worker.flusher.size.too_large(16, 1)
+    await flush(worker)
+    assert flushed(psql)[shard] == 40
+    assert len(log.of("gap")) > 2
+
+
+@pytest.mark.parametrize("table", ["shard", "worker"])
+@pytest.mark.parametrize("state", ["P0001", "23514"])
+async def test_what_refuses_the_workers_own_rows_is_an_outage(
+    agents: Agents, make_worker: MakeWorker, psql: Psql, table: str, state: str
+) -> None:
+    """Somebody froze the tables; the worker ended by that."""
+    worker = make_worker()
+    psql.execute(
+        "CREATE FUNCTION frozen() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN RAISE EXCEPTION 'frozen' USING ERRCODE = '{state}'; END $$".encode()
+    )
+    psql.execute(
+        f"CREATE TRIGGER frozen BEFORE INSERT OR UPDATE OR DELETE ON {table} EXECUTE FUNCTION frozen()".encode()
+    )
+    agents.commit("runs/1")
+    with pytest.raises(PostgresUnavailable, match="frozen"):
+        await flush(worker)
+    psql.execute(f"DROP TRIGGER frozen ON {table}".encode())
+    await flush(worker)
+    assert rows(psql, "SELECT key FROM change") == [("runs/1",)]
+    assert parked(psql) == 0
+
+
+async def test_a_lost_change_whose_id_postgres_cannot_hold_is_recorded(
+    agents: Agents, worker: Worker, psql: Psql, redis_raw: Any
+) -> None:
+    await flush(worker)
+    key = "runs/1"
+    shard = agents.keys.shard(key)
+    agents.commit(key, change_id="a\0b".ljust(24, "c"))
+    agents.commit(key)
+    redis_raw.xdel(agents.keys.changes(shard), *agents.entries(shard))
+    await flush(worker)
+    assert flushed(psql)[shard] == 2
+    assert rows(psql, "SELECT change_id FROM lost_change") == [("a\ufffdb".ljust(24, "c"),)]

@@ -7,6 +7,7 @@ that when it was promoted in turn.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,9 @@ from statecache.rules.epochs import Authority
 from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from statecache.testing.valkey import Valkey
+from statecache_workers.worker import Worker
 from tests.fixtures.servers import MakeSettings
+from tests.support.failed_over import QUICK, until, working
 from tests.support.gate_world import World, world
 from tests.support.postgres_backup import Backup
 
@@ -173,3 +176,39 @@ def test_what_was_set_aside_is_not_served_where_the_server_was_opened_in_place(
     shard.open(c, "operator")
     goes_on(shard, c, 3)
     assert len(shard.conflicts()) == 2
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+async def test_what_this_postgres_has_recorded_as_lost_parts_nothing(
+    tiers: Servers, shard: World, tmp_path: Path, trimmed: bool
+) -> None:
+    """A standby of Postgres took over without an epoch, and a worker began the next one: there never was another."""
+    a = shard.start("a")
+    q = shard.replica(a, "q")
+    shard.open(a)
+    shard.put(a, KEY, 1)
+    shard.flush(a)
+    shard.in_step(a)
+    standby = Backup(tiers, tmp_path, "standby")
+    shard.promote(q)
+    a.kill()
+    shard.open(q, "worker")
+    r = shard.replica(q, "r")
+    shard.put(q, KEY, 2)
+    shard.put(q, "runs/43", 1)
+    shard.flush(q)
+    if trimmed:
+        shard.raw(q).xtrim(shard.keys.changes(0), maxlen=0)
+    shard.in_step(q)
+    standby.put_back()
+    shard.promote(r)
+    worker = Worker(shard.on(q, **QUICK))
+    async with working(worker):
+        await until(lambda: shard.row().replid == shard.replid(q))
+        await asyncio.to_thread(shard.put, q, KEY, 3)
+        await until(lambda: shard.row().flushed == 4)
+    await worker.close()
+    q.kill()
+    refused(shard, r, "restored, or is a copy", "client")
+    await asyncio.to_thread(shard.open, r, "worker")
+    assert await asyncio.to_thread(shard.value, r, KEY) == 3

@@ -97,7 +97,7 @@ class Database:
         self._told_pid = session.connection.info.backend_pid
         self._pid: int | None = None
         self._probing: asyncio.Task[None] | None = None
-        self._sending = self._silent = False
+        self._sending = self._silent = self._of_data = False
         register(self._connection)
 
     @property
@@ -115,11 +115,13 @@ class Database:
         return statement(name, self._settings.postgres_schema)
 
     @contextlib.asynccontextmanager
-    async def transaction(self, *, snapshot: bool = False) -> AsyncIterator[Transaction]:
+    async def transaction(self, *, snapshot: bool = False, of_data: bool = False) -> AsyncIterator[Transaction]:
         """Open a transaction, which begins with the first statement run in it, and roll back what was not committed.
 
-        With `snapshot` it only reads, and all of it of one moment.
+        With `snapshot` it only reads, and all of it of one moment. With `of_data` it raises Poison where Postgres
+        refuses the data; of what is the worker's own that is an outage like others: a trigger may freeze the tables.
         """
+        self._of_data = of_data
         transaction = Transaction(self, SNAPSHOT if snapshot else BEGIN)
         try:
             yield transaction
@@ -204,7 +206,7 @@ class Database:
                 await self.close()
                 why = "its session waits for us, or is gone" if self._silent else "no answer"
                 raise PostgresUnavailable("timeout", detail=f"{self._where()}: {why}") from error
-            raise translated(error, self._where()) from error
+            raise translated(error, self._where(), of_data=self._of_data) from error
         except asyncio.CancelledError:
             await self.close()
             raise

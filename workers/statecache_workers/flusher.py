@@ -176,7 +176,7 @@ class Flusher:
             alarm("newer_format", shard=one.shard, reason=one.reason)
         elif one.cut == "gap":
             if self.recall.done(one.holding):
-                await self._repair.fill(link, one)
+                await self._repair.fill(link, one, self.size.entries)
             else:
                 one.end, progress.waiting = one.start, True
             return
@@ -268,7 +268,7 @@ class Flusher:
         asked = sorted(missing)
         tips |= dict.fromkeys(asked, NOTHING)
         calls = [Call("flush_tips", {"keys": texts(asked)})] if asked else []
-        async with database.transaction() as transaction:
+        async with database.transaction(of_data=True) as transaction:
             rows, *found = await transaction.run(self._lock(slices), *calls)
             tips |= {key: Tip(*tip) for one in found for key, *tip in one}
             good = self._still_ours(slices, rows, server)
@@ -300,15 +300,16 @@ class Flusher:
             self.tips.drop(one.shard)
         over = self._monotonic() + self._settings.lease_renew_s
         done: list[tuple[Slice, WriteResult]] = []
+        sent = False
         try:
-            async with database.transaction() as transaction:
+            async with database.transaction(of_data=True) as transaction:
                 (rows,) = await transaction.run(self._lock(slices))
                 good = self._still_ours(slices, rows, server)
                 if not good:
                     return []
-                for one in sorted(good, key=lambda one: (one.shard <= self._placed_last, one.shard)):
+                for one in sorted(good, key=self._turn_of):
                     if done and self._monotonic() > over + self._settings.lease_renew_s:
-                        one.keep(0)
+                        one.entries, one.end = [], one.start
                         continue
                     outcome, placed = await write_carefully(
                         transaction, one.shard, one.entries, self.histories.latest, size=self._piece,
@@ -318,15 +319,22 @@ class Flusher:
                     done.append((one, outcome))
                     self._placed_last = one.shard
                 marks = watermarks([mark_of(*pair) for pair in done], database.lease)
+                sent = True
                 await transaction.commit(*self._gaps([one for one, _ in done]), marks)
         except (
             Poison
         ) as error:  # parking it is refused as well: that is for a person to see, and nothing is lost meanwhile
             alarm("not_quarantined", shards=[one.shard for one in slices], sqlstate=error.sqlstate)
+            sent = False
             raise PostgresUnavailable(error.sqlstate, detail="what it refuses cannot be parked either") from error
-        for one, outcome in done:
-            tell_parked(one.shard, outcome.parked)
+        finally:
+            for one, outcome in done if sent else ():  # where no answer came to COMMIT it may be parked, too
+                tell_parked(one.shard, outcome.parked)
         return done
+
+    def _turn_of(self, one: Slice) -> tuple[bool, bool, int]:
+        """Return by what shards are sorted: gaps first, which are told of each time, then those behind the last one."""
+        return one.cut != "gap", one.shard <= self._placed_last, one.shard
 
     def _is_over(self, one: Slice, end: float) -> bool:
         """Return whether the time is up; a gap is closed as a whole."""

@@ -85,7 +85,7 @@ async def _expel_page(
         for (entry_id, fields), one in zip(foreign_entries, refused, strict=True)
     ]
     try:
-        async with database.transaction() as transaction:
+        async with database.transaction(of_data=True) as transaction:
             await park_raw(transaction, shard, raws)
             await transaction.commit()
         tell_parked(shard, raws)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from statecache.entries import storable
 from statecache.errors import PostgresUnavailable
 from statecache_workers.database import Call, Database
 from statecache_workers.logs import alarm, warn
@@ -49,7 +50,10 @@ def gap_calls(one: Slice, gap: Gap, *, by: str) -> list[Call]:
     facts = {"shard": one.shard, "epoch": one.holding.row.epoch, "first": gap.first, "last": gap.last}
     calls = [Call("record_gap", facts | {"positions": gap.lost, "keys": texts(gap.keys), "by": by})]
     if gap.changes:
-        told = [(one.shard, change.epoch, change.n, change.change_id, change.key) for change in gap.changes]
+        told = [
+            (one.shard, change.epoch, change.n, storable(change.change_id), storable(change.key))
+            for change in gap.changes
+        ]
         calls.append(Call("report_lost", _columns(told) | {"by": by}))
     return calls
 

@@ -25,10 +25,10 @@ class Poison(Exception):
         self.reason = reason
 
 
-def translated(error: psycopg.Error, where: str) -> Poison | PostgresUnavailable:
-    """Return an error as one of the data (Poison) or of the circumstances; neither shows a value."""
+def translated(error: psycopg.Error, where: str, *, of_data: bool) -> Poison | PostgresUnavailable:
+    """Return an error as one of the data (Poison), where there are any, or of the circumstances; none shows a value."""
     state = error.sqlstate or ""
     reason = error.diag.message_primary or str(error).partition("\n")[0] or type(error).__name__
-    if state.startswith(_POISON) or (not state and isinstance(error, pg.DataError)):
+    if of_data and (state.startswith(_POISON) or (not state and isinstance(error, pg.DataError))):
         return Poison(state or "22000", reason)
     return PostgresUnavailable(state or "connection", detail=f"{where}: {reason}")

@@ -173,7 +173,8 @@ async def _mark(transaction: Transaction, shard: int, continuing: Sequence[Appli
         await transaction.run("SAVEPOINT", *chain.from_iterable(marks), "RELEASE")
     except Poison:
         await transaction.run("ROLLBACK TO", "RELEASE")
-        halves = [continuing[:1], continuing[1:]] if len(continuing) > 1 else []
+        half = len(continuing) // 2
+        halves = [continuing[:half], continuing[half:]] if half else []
         return {key: tip for one in halves for key, tip in (await _mark(transaction, shard, one)).items()}
     return {change.key: Tip(change.version, change.change_id, broken=True) for _, change, _ in continuing}
 

@@ -108,7 +108,7 @@ async def _dropped(quarantine: Quarantine, cache: AsyncStateCache, place: Parked
 
 async def _claimed(quarantine: Quarantine, place: ParkedAt, asked: Drop) -> Claim | Done:
     """Note that an entry is being dropped; or return what became of it before, or raise Unfit where it has to stay."""
-    async with quarantine.database.transaction() as transaction:
+    async with quarantine.database.transaction(of_data=True) as transaction:
         await transaction.run(Call("quarantine_lock", place._asdict()))
         parked = await quarantine.read(transaction, place)
         if parked is None:

@@ -117,7 +117,7 @@ class Quarantine:
         One that was dropped, or is being dropped, stays as it is unless `dropped` asks for it.
         """
         try:
-            async with self.database.transaction() as transaction:
+            async with self.database.transaction(of_data=True) as transaction:
                 await transaction.run(Call("quarantine_lock", place._asdict()))
                 parked = await self.read(transaction, place)
                 if parked is None:

@@ -89,10 +89,10 @@ class Repair:
         self._keys = keys
         self._streams = streams
 
-    async def fill(self, link: Link, one: Slice) -> None:
-        """Fill a gap's slice with what can be rebuilt, as much as fits into a batch, and raise the alarm."""
+    async def fill(self, link: Link, one: Slice, most: int) -> None:
+        """Fill a gap's slice with what can be rebuilt, of so many positions at most, and raise the alarm."""
         start, last = one.start, one.end.n
-        first, end = start.n + 1, min(last, start.n + self._settings.flush_batch_max)
+        first, end = start.n + 1, min(last, start.n + most)
         unflushed = self._keys.unflushed(one.shard)
         (reply,) = await self._streams.run(link, [("ZRANGEBYSCORE", unflushed, first, end, "WITHSCORES")])
         if isinstance(reply, Exception):
