@@ -72,8 +72,14 @@ def _begin_anew() -> None:
     global pid, name
     pid = os.getpid()
     name = f"{_host}:{pid}"
+    failed: BaseException | None = None
     for what in list(_those):
-        what.begin_anew(mutex())
+        try:
+            what.begin_anew(mutex())
+        except BaseException as error:  # whatever hindered it, the others begin anew
+            failed = failed or error
+    if failed is not None:
+        raise failed
 
 
 if hasattr(os, "register_at_fork"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from threading import Event, Thread
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from statecache import AsyncStateCache, Settings, StateCache, UsageError
+from statecache._process import begins_anew_after_fork
 from statecache.adapters.clients import Clients
 from statecache.adapters.event_loops import LoopClients, until_done
 from statecache.adapters.in_threads import _Progress
@@ -85,6 +86,14 @@ HOLDERS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "messages": (Decoded, _uses_decoded),
 }
 every_holder = pytest.mark.parametrize("holder", HOLDERS)
+
+
+class _Failing:
+    """What cannot begin anew."""
+
+    def begin_anew(self, mutex: Any) -> None:
+        """Fail."""
+        raise ValueError("it cannot begin anew")
 
 
 @every_holder
@@ -211,3 +220,16 @@ def test_a_store_on_a_client_of_threads_works_in_a_child() -> None:
     clients = _clients(StateCache(settings=Settings()))
     with _held(clients._mutex):
         assert _status(partial(clients._sync_view)) == 0
+
+
+def test_what_cannot_begin_anew_hinders_no_other() -> None:
+    """The order in which they are called is nobody's."""
+    many = [made for _ in range(10) for made in (_Failing(), _clients())]
+    for one in many:
+        if isinstance(one, _Failing):
+            begins_anew_after_fork(one)
+    with ExitStack() as held:
+        for one in many:
+            if isinstance(one, Clients):
+                held.enter_context(_held(one._mutex))
+        assert _status(lambda: [one._sync_view() for one in many if isinstance(one, Clients)]) == 0

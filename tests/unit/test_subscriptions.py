@@ -32,6 +32,9 @@ class Link:
         """Wait until cancelled."""
         await asyncio.Event().wait()
 
+    def abandon(self) -> None:
+        """Part with it in a child."""
+
     def hang_up(self) -> None:
         """Do nothing: nobody is to be woken."""
 
