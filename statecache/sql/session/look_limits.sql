@@ -1,6 +1,6 @@
--- Bounds one transaction that only looks for rows by their keys, by this alone: not by the timeout that Postgres has for a
--- transaction from 17 on, which a default may have started. Where row-level security would hide rows, that is an error:
--- they would count as not there. It gives, last, which cluster this is, and whether the server is a standby.
+-- Bounds one transaction that only looks for rows by their keys, by this alone: not by the timeout that a default may
+-- have started. What row-level security hides is an error: it would count as not there. It gives, last, which cluster
+-- this is, and whether the server is a standby.
 SELECT set_config('statement_timeout', %(statement)s, true),
        CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
             THEN set_config('transaction_timeout', '0', true) END,
