@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import sys
+import warnings
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from statecache import AsyncStateCache, Settings, UsageError
 from statecache.adapters.llama_index import StateCacheKVStore
 from statecache_workers.runner import Runner
 from tests.support.eager_tasks import FACTORY
+from tests.support.forking import in_a_child, status_of
 
 
 @pytest.fixture
@@ -86,33 +88,37 @@ def test_without_a_loop_of_asyncio_it_says_so(settings: Settings, verb: str) -> 
         _driven(work())
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("of", ["client", "store"])
 def test_a_loop_that_is_closed_with_tasks_pending_leaves_neither_errors_nor_connections(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, of: str
+    settings: Settings, of: str
 ) -> None:
     """As `loop.run_until_complete(…)` and `loop.close()` leave it: who waits is thrown away, and awaits nothing."""
-    swallowed, descriptors = list[str](), list[int]()
-    monkeypatch.setattr(sys, "unraisablehook", lambda told: swallowed.append(repr(told.exc_value)))
-    store = StateCacheKVStore(settings)
 
-    async def reads_locally() -> None:
-        cache = AsyncStateCache(settings=settings)
-        await cache.set("runs/1", 1)
-        while not cache.near.hits:
-            await cache.get("runs/1", read="local")
+    def closes_loops() -> None:  # in a child: what the last loop leaves goes with the process
+        warnings.simplefilter("ignore", ResourceWarning)
+        swallowed, descriptors = list[str](), list[int]()
+        sys.unraisablehook = lambda told: swallowed.append(repr(told.exc_value))
+        store = StateCacheKVStore(settings)
 
-    for _ in range(6):
-        loop = asyncio.new_event_loop()
-        loop.run_until_complete(reads_locally() if of == "client" else store.aput("1", {"v": 1}))
-        for task in asyncio.all_tasks(loop):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # that is asyncio's to say
-        loop.close()
-        del task
-        gc.collect()
-        descriptors.append(len(os.listdir("/proc/self/fd")))
-    assert swallowed == []
-    assert descriptors[-1] <= descriptors[1]
+        async def reads_locally() -> None:
+            cache = AsyncStateCache(settings=settings)
+            await cache.set("runs/1", 1)
+            while not cache.near.hits:
+                await cache.get("runs/1", read="local")
+
+        for _ in range(6):
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(reads_locally() if of == "client" else store.aput("1", {"v": 1}))
+            for task in asyncio.all_tasks(loop):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # that is asyncio's to say
+            loop.close()
+            del task
+            gc.collect()
+            descriptors.append(len(os.listdir("/proc/self/fd")))
+        assert swallowed == []
+        assert descriptors[-1] <= descriptors[1]
+
+    assert status_of(in_a_child(closes_loops)) == 0
 
 
 async def test_a_call_from_another_loop_harms_nothing_of_the_clients_own(served: Settings) -> None:

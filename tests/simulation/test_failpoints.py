@@ -31,7 +31,6 @@ NOT_VISITED = {
     "row_holders": "asked only while another session holds a shard's row: test_flusher_patience",
     "hydrate_forget": "asked only by a client that is hindered while it hydrates: visits of `states` come by it",
     "rescue_branch": "asked only when a branch of an earlier epoch comes back: test_failover_old_primary",
-    "epochs_unknown": "asked only of a data set that is not of its row's epoch: test_missed_repairs",
     "entries_known": "asked only without a fence, and of a data set that ends too early: test_flusher_unfenced",
     "newest_changes": "asked only where Postgres went back behind a restart of Redis: test_failover_postgres",
     "record_gap": "asked only in the COMMIT that passes a gap which nothing filled: test_flusher_gap",
@@ -73,6 +72,10 @@ NOT_VISITED = {
     "prune_write": "asked only where values leave the history, between flushes: test_pruning",
 }
 """Scripts and statements of client and worker that are no failpoints of their own, and why."""
+SELDOM_VISITED = {
+    "epochs_unknown": "asked only where others have just raised the row, or data are older: test_missed_repairs"
+}
+"""Those of which that depends on who comes first."""
 USERS = """
 import sys
 from statecache import AsyncStateCache
@@ -108,7 +111,7 @@ def test_every_script_and_statement_of_client_and_worker_is_a_failpoint(told: To
     asked = _asked_for()
     assert {"commit", "ack", "flush_lock", "begin_epoch", "states"} <= asked
     missing = asked - visited
-    assert sorted(missing - NOT_VISITED.keys()) == []
+    assert sorted(missing - NOT_VISITED.keys() - SELDOM_VISITED.keys()) == []
     assert NOT_VISITED.keys() - missing == set()
 
 
