@@ -130,6 +130,7 @@ def test_one_that_was_only_reserved_since_is_an_old_primary_too(shard: World) ->
     shard.check(b)
 
 
+@pytest.mark.counts_seconds
 async def test_who_waits_for_the_worker_makes_no_connection_after_the_other(
     shard: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,11 +143,12 @@ async def test_who_waits_for_the_worker_makes_no_connection_after_the_other(
             with pytest.raises(Unavailable, match="A worker that has flushed from that server"):
                 await agent.set(KEY, 2, timeout=2)
             made.append(int(shard.raw(a).info("stats")["total_connections_received"]))
-        assert made[1] - made[0] <= 1  # the second call meets the connection that the first one has left
+        assert made[1] - made[0] <= 3  # the second call meets the connections that the first one has left
         shard.open(a, "worker")
         assert (await agent.set(KEY, 2)).value == 2
 
 
+@pytest.mark.counts_seconds
 async def test_who_waits_finds_the_server_to_which_the_address_leads_meanwhile(shard: World) -> None:
     """Its connections stand on the one that was led to for a moment, and nobody ends them."""
     a, b = promoted_twice(shard)

@@ -101,6 +101,7 @@ async def test_each_shard_gets_its_turn(agents: Agents, make_worker: MakeWorker,
     assert not log.of("unstable")
 
 
+@pytest.mark.counts_seconds
 async def test_two_workers_park_what_takes_longer_than_a_lease(
     agents: Agents, settings: Settings, postgres_proxy: FaultProxy, psql: Psql, log: Log
 ) -> None:
