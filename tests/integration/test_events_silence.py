@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from statecache import OutcomeUnknown, Settings
+from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
+from tests.fixtures.flusher import flushing
 from tests.fixtures.servers import MakeClient
 from tests.support.fault_proxy import WAIT_S, FaultProxy
 from tests.support.polling import pause
@@ -52,3 +54,23 @@ async def test_a_connection_on_which_nothing_happens_is_kept(
         while proxy.requests.count(b"PING") < 5:
             await pause()
     assert heard_by <= _listening(redis_raw)
+
+
+async def test_commits_are_not_held_up_where_no_connection_for_events_can_be_opened(
+    make_client: MakeClient, settings: Settings, proxy: FaultProxy, worker: Worker, redis_raw: Any
+) -> None:
+    """As behind a proxy that leaves new connections unanswered, while those that stand go on."""
+    others = _listening(redis_raw)
+    client = make_client(through(settings, redis=proxy))
+    keys = [f"runs/{number}" for number in range(8)]
+    async with flushing(worker):
+        await asyncio.gather(*(client.set(key, 1, durability="postgres") for key in keys))
+        (heard_by,) = _listening(redis_raw) - others
+        proxy.silent = True
+        proxy.cut([heard_by])
+        async with asyncio.timeout(WAIT_S):
+            while heard_by in _listening(redis_raw):
+                await pause()
+        for turn in (2, 3):
+            states = await asyncio.gather(*(client.set(key, turn, durability="postgres", timeout=5) for key in keys))
+            assert [one.version for one in states] == [turn] * len(keys)

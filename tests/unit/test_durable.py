@@ -99,6 +99,21 @@ async def wait(durable: Durable) -> int:
     return await durable.wait(SHARD, Position(1, 5), "change", ["runs/1"], end=end)
 
 
+@pytest.mark.parametrize(("seconds", "for_events"), [(10.0, 2.0), (2.0, 0.5), (0.04, 0.01)])
+async def test_little_of_a_calls_time_is_spent_on_events(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, for_events: float
+) -> None:
+    bounds = list[float]()
+
+    class Events:
+        async def watch(self, channel: str, hear: object, *, end: float) -> None:
+            bounds.append(end)
+
+    monkeypatch.setattr("statecache.core.commit.durable.monotonic", lambda: 100.0)
+    await Durable(KEYS, cast("Any", None), cast("Any", None), cast("Any", Events())).watch(SHARD, end=100.0 + seconds)
+    assert bounds == [pytest.approx(100.0 + for_events)]
+
+
 async def test_a_look_that_was_overtaken_by_an_event_takes_nothing_back(durable: Durable, redis: SlowRedis) -> None:
     redis.meanwhile = lambda: heard(durable, b"1 5 0 a-cluster")
     assert await wait(durable) == HELD

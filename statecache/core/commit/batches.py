@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from statecache.clock import monotonic
+from statecache.concurrency import SILENCE_S
 from statecache.core.commit.attempts import Attempts
 from statecache.errors import RedisUnavailable
 
@@ -25,6 +26,11 @@ Replies = list[Any]
 _GONE = RedisUnavailable("timeout", detail="whoever asked waits no more")
 
 
+def attempt_s(seconds: float) -> float:
+    """Return how much of the time that is left an attempt may take, so that another one can follow it."""
+    return seconds if seconds < SILENCE_S else seconds * 0.4
+
+
 class BatchedAttempts:
     """The sending of the commit script for several commits at once."""
 
@@ -36,7 +42,7 @@ class BatchedAttempts:
     async def send(self, commit: Commit, seconds: float) -> Replies:
         """Return the replies that decide about the commit, which is in doubt where it was sent and none came."""
         weight = sum(write.weight for write in commit.writes)
-        return await self._batcher.ask(commit, weight=weight, seconds=seconds if seconds < 0.2 else seconds * 0.4)
+        return await self._batcher.ask(commit, weight=weight, seconds=attempt_s(seconds))
 
     async def _carry(self, requests: Sequence[Request[Commit]], seconds: float) -> Sequence[Replies | Exception]:
         """Make one exchange for those commits whose callers still wait, and return the replies of each."""

@@ -37,8 +37,9 @@ from statecache.commit_protocol.decision import (
     hindered,
     next_step,
 )
+from statecache.concurrency import SILENCE_S
 from statecache.core.commit.attempts import SEND_S_MIN, Attempts, never_sent
-from statecache.core.commit.batches import BatchedAttempts
+from statecache.core.commit.batches import BatchedAttempts, attempt_s
 from statecache.core.commit.durable import HELD, PASSED
 from statecache.core.commit.repeats import Repeats
 from statecache.core.pool import LEFT_S
@@ -304,7 +305,10 @@ class Committer:
         try:
             replies = await self._batches.send(commit, seconds)
         except RedisUnavailable as error:
-            await self._repeats.take(commit, hindered(error))
+            step, before = hindered(error), commit.last_error
+            if isinstance(step, Pause) and before is not None and attempt_s(seconds) < SILENCE_S:
+                step = Pause(before)  # after so short a time nothing is known of what hinders it
+            await self._repeats.take(commit, step)
             return None
         except StateCacheError as error:
             commit.fail(error)

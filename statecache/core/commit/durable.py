@@ -64,6 +64,8 @@ NOWHERE = Position(0, 0)
 _BETWEEN = "it was applied at {}, its entry has left the stream, and Postgres has not come that far"
 Ask = Literal["if doubtful", "unless it is away", "always"]
 """When Postgres itself has to say that it holds a change which the watermark has passed."""
+_WATCH_S, _WATCH_PART = 2.0, 4
+"""How long a call waits for its subscription at most, in seconds, and what part of its time."""
 _LOOK_S = 1.0
 _DOUBT_S = 2.0
 """After how many seconds a waiter whose watermark does not move asks Postgres; then after twice as many each time."""
@@ -98,7 +100,12 @@ class Durable:
         self._listeners: dict[int, tuple[ref[Listener], ...]] = {}
 
     async def watch(self, shard: int, *, end: float) -> None:
-        """Listen to the shard's events, before the commit that will be waited for."""
+        """Listen to the shard's events, before the commit that will be waited for; little of its time goes into that.
+
+        Where they are not heard by then, who waits looks for himself.
+        """
+        now = monotonic()
+        end = now + min((end - now) / _WATCH_PART, _WATCH_S)
         await self._events.watch(self._keys.events(shard), partial(self.heard, shard), end=end)
 
     async def listen(self, shard: int, listener: Listener, *, end: float) -> bool:

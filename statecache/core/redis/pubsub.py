@@ -6,6 +6,9 @@ the connection or before it stood: who waits for one also looks for itself now a
 when the connection broke. Who has to be sure that it will hear what happens from now on waits until the subscription is
 `confirmed`.
 
+Nobody depends on events, so little time goes into a connection that cannot be opened, as behind a proxy that leaves new
+ones unanswered: after an attempt that failed, callers do without for five times as long as it took.
+
 A server that is silent is asked for a sign of life: the other end may be gone, and a proxy before it may keep the
 connection. Where none comes, the connection is given up.
 """
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 _TURN_S = 1.0
 """How long the listener waits for a message before it checks whether the client was closed, in seconds."""
+_PAUSE = 5
+"""For how many times as long as an attempt to subscribe took, and failed, no other one is made."""
 _SILENT_S = 2.0
 """How long it waits for a sign of life that it has asked for, in seconds."""
 
@@ -53,6 +58,7 @@ class Subscriptions:
         self._inherited += (self._link, self._background)
         self._link = self._background = None
         self._turn = self._redis.io.slots(1)
+        self._not_before = 0.0
         self._asked: tuple[Link, float] | None = None
         """Which connection was asked for a sign of life that has not come, and when."""
         self._wanted: dict[str, Callable[[bytes], None]] = {}
@@ -63,15 +69,20 @@ class Subscriptions:
         if self._closed:
             raise UsageError("it is closed", hint="Make a new client.")
         self._redis.pool.check_place()
-        if self.listens(channel):
+        self._wanted[channel] = hear
+        if self._is_settled(channel):
             return
         turn = await self._turn.acquire(max(end - monotonic(), 0.001))
         if turn is None:
             return
+        begun = monotonic()
         try:
-            with suppress(RedisUnavailable):
-                await self._subscribe(channel, hear, end)
+            if not self._is_settled(channel):
+                with suppress(RedisUnavailable):
+                    await self._subscribe(channel, end)
         finally:
+            if not self.listens(channel):
+                self._not_before = max(self._not_before, monotonic() + _PAUSE * (monotonic() - begun))
             turn.release()
 
     async def confirmed(self, channel: str, hear: Callable[[bytes], None], *, end: float) -> bool:
@@ -85,11 +96,12 @@ class Subscriptions:
         listens = self._background is not None and self._background.alive
         return listens and channel in self._confirmed and self._link is not None and self._link.alive
 
-    async def _subscribe(self, channel: str, hear: Callable[[bytes], None], end: float) -> None:
+    def _is_settled(self, channel: str) -> bool:
+        """Return whether the channel is heard already, or whether it is too early for another attempt."""
+        return self.listens(channel) or monotonic() < self._not_before
+
+    async def _subscribe(self, channel: str, end: float) -> None:
         """Subscribe to one more channel; on a new connection, to all that are wanted."""
-        if self.listens(channel):
-            return
-        self._wanted[channel] = hear
         new = [channel]
         if self._link is None or not self._link.alive:
             self._confirmed = {}

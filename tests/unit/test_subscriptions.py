@@ -1,0 +1,136 @@
+"""The connection on which events are heard: little time goes into one that cannot be opened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from statecache import ConfigurationError, RedisUnavailable
+from statecache.concurrency import TASKS
+from statecache.core.redis import pubsub
+from statecache.core.redis.pubsub import Subscriptions
+from statecache.errors import StateCacheError
+
+END = 1e6
+
+
+class Link:
+    """A connection on which nothing arrives; it notes what was sent on it."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.sent: list[Any] = []
+
+    async def send(self, command: Any, *, seconds: float) -> None:
+        """Note the command."""
+        self.sent.append(command)
+
+    async def receive(self, *, seconds: float) -> None:
+        """Wait until cancelled."""
+        await asyncio.Event().wait()
+
+    def hang_up(self) -> None:
+        """Do nothing: nobody is to be woken."""
+
+    async def close(self) -> None:
+        """Be closed."""
+        self.alive = False
+
+
+class Redis:
+    """A Redis that answers a request for a connection after some time of a clock of its own."""
+
+    io = TASKS
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.takes_s = 0.0
+        self.answer: Link | StateCacheError = Link()
+        self.attempts = 0
+        self.pool = self
+
+    def check_place(self) -> None:
+        """Find nothing wrong."""
+
+    async def link(self, seconds: float) -> Link:
+        """Return the connection, or raise what hinders it, after its time."""
+        self.attempts += 1
+        await asyncio.sleep(0)  # others come meanwhile
+        self.now += self.takes_s
+        if isinstance(self.answer, Link):
+            return self.answer
+        raise self.answer
+
+
+@pytest.fixture
+async def redis(monkeypatch: pytest.MonkeyPatch) -> Redis:
+    redis = Redis()
+    monkeypatch.setattr(pubsub, "monotonic", lambda: redis.now)
+    return redis
+
+
+@pytest.fixture
+async def events(redis: Redis) -> AsyncIterator[Subscriptions]:
+    events = Subscriptions(cast("Any", redis), owner=object)
+    yield events
+    await events.close()
+
+
+async def _watch(events: Subscriptions, channel: str = "a") -> bool:
+    await events.watch(channel, lambda _: None, end=END)
+    return events.listens(channel)
+
+
+async def test_callers_share_one_connection_and_all_that_they_want_is_subscribed(
+    redis: Redis, events: Subscriptions
+) -> None:
+    redis.answer = link = Link()
+    assert await asyncio.gather(*(_watch(events, channel) for channel in "abc")) == [True] * 3
+    assert await _watch(events, "d")
+    assert redis.attempts == 1
+    assert sorted(link.sent) == [("SSUBSCRIBE", channel) for channel in "abcd"]
+
+
+async def test_after_an_attempt_that_took_long_callers_do_without_for_some_time(
+    redis: Redis, events: Subscriptions
+) -> None:
+    redis.takes_s, redis.answer = 2.0, RedisUnavailable("timeout")
+    waiting = (_watch(events, channel) for channel in "aab")
+    assert await asyncio.gather(*waiting) == [False] * 3
+    redis.now += 9.9
+    assert [await _watch(events, channel) for channel in "ab"] == [False, False]
+    assert redis.attempts == 1
+    redis.now += 0.2
+    redis.answer = link = Link()
+    assert await _watch(events, "a")
+    assert events.listens("b")
+    assert link.sent == [("SSUBSCRIBE", channel) for channel in "ab"]
+
+
+async def test_an_attempt_that_fails_at_once_is_repeated_by_the_next_caller(
+    redis: Redis, events: Subscriptions
+) -> None:
+    redis.answer = RedisUnavailable("connect")
+    assert [await _watch(events) for _ in range(3)] == [False] * 3
+    assert redis.attempts == 3
+    redis.answer = Link()
+    assert await _watch(events)
+
+
+async def test_what_refuses_it_for_good_is_raised(redis: Redis, events: Subscriptions) -> None:
+    redis.answer = ConfigurationError("this Redis is another deployment's")
+    with pytest.raises(ConfigurationError, match="another deployment's"):
+        await _watch(events)
+
+
+async def test_a_connection_that_has_died_is_replaced(redis: Redis, events: Subscriptions) -> None:
+    redis.answer = first = Link()
+    assert await _watch(events)
+    first.alive = False
+    assert not events.listens("a")
+    redis.answer = second = Link()
+    assert await _watch(events)
+    assert second.sent == [("SSUBSCRIBE", "a")]
