@@ -101,7 +101,7 @@ async def test_the_loop_has_its_turn_before_each_shard_of_a_batch_is_judged(
         had.append(turns)
         return await judged(*given)
 
-    monkeypatch.setattr("statecache_workers.flusher.judged", counted)
+    monkeypatch.setattr("statecache_workers.batch_transactions.judged", counted)
     for shard in range(4):
         agents.commit(agents.key_on(shard))
     turn()
@@ -115,7 +115,7 @@ async def test_a_batch_is_bounded_in_bytes(
 ) -> None:
     small = make_worker(settings.model_copy(update={"flush_bytes_max": 5000}))
     sizes: list[list[int]] = []
-    write = small.flusher._write
+    write = small.flusher.batches.write
 
     async def measured(database: Any, slices: Any, *rest: Any) -> Any:
         sizes.append(
@@ -123,7 +123,7 @@ async def test_a_batch_is_bounded_in_bytes(
         )
         return await write(database, slices, *rest)
 
-    monkeypatch.setattr(small.flusher, "_write", measured)
+    monkeypatch.setattr(small.flusher.batches, "write", measured)
     for size in [4000] * 3 + [10] * 20 + [20_000] + [2000] * 9:
         agents.commit(("runs/1", "x" * size))
     await flush(small)

@@ -55,7 +55,7 @@ async def test_a_fenced_flusher_drops_its_batch_and_the_other_shards_go_on(
     async def promoted_elsewhere() -> None:
         psql.execute(f"UPDATE shard SET {taken} WHERE shard = 0".encode())
 
-    _once_before(monkeypatch, worker.flusher, "_write", promoted_elsewhere)
+    _once_before(monkeypatch, worker.flusher.batches, "write", promoted_elsewhere)
     await turn_until(worker, log, "gate_closed")
     assert rows(psql, "SELECT key FROM change") == [(other,)]
     assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
@@ -119,7 +119,7 @@ async def test_two_workers_on_one_shard_write_every_change_once(
         psql.execute("DELETE FROM worker")
         await flush(quick)
 
-    _once_before(monkeypatch, slow.flusher, "_write", taken_over)
+    _once_before(monkeypatch, slow.flusher.batches, "write", taken_over)
     await slow.turn()
     assert rows(psql, "SELECT count(*), bool_or(gap) FROM change") == [(20, False)]
     assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
@@ -136,7 +136,7 @@ async def test_a_worker_whose_shard_another_has_taken_writes_nothing(
     async def taken() -> None:
         psql.execute("UPDATE shard SET owner = 'other', lease_until = now() + interval '1 hour'")
 
-    _once_before(monkeypatch, worker.flusher, "_write", taken)
+    _once_before(monkeypatch, worker.flusher.batches, "write", taken)
     await worker.turn()
     assert rows(psql, "SELECT count(*) FROM change") == [(0,)]
     await worker.turn()
@@ -158,7 +158,7 @@ async def test_a_zombie_with_old_entries_does_not_resurrect_a_deleted_key(
         await flush(quick)
         psql.execute("UPDATE shard SET owner = %s", (zombie.id,))
 
-    _once_before(monkeypatch, zombie.flusher, "_write", meanwhile)
+    _once_before(monkeypatch, zombie.flusher.batches, "write", meanwhile)
     await zombie.turn()
     assert rows(psql, "SELECT version, op FROM state") == [(2, "delete")]
     assert rows(psql, "SELECT count(*) FROM change") == [(2,)]
@@ -285,7 +285,7 @@ async def test_epoch_and_server_are_asked_for_before_the_entries_that_are_read_a
     async def next_is_another_shard() -> None:
         agents.commit(agents.key_on(0))
 
-    _once_before(monkeypatch, worker.flusher, "_write", next_is_another_shard)
+    _once_before(monkeypatch, worker.flusher.batches, "write", next_is_another_shard)
     _wiped_after_read(monkeypatch, agents, worker, 2, agents.key_on(0))
     await flush_through(worker)
     assert rows(psql, "SELECT change_id, epoch > 1, n FROM change WHERE shard = 0") == [("a" * 24, True, 1)]

@@ -138,7 +138,7 @@ async def test_an_outage_that_says_nothing_of_time_halves_nothing(
         raise PostgresUnavailable(reason, detail="here")
 
     with monkeypatch.context() as patched:
-        patched.setattr(worker.flusher, "_write", refused)
+        patched.setattr(worker.flusher.batches, "write", refused)
         for _ in range(3):
             with pytest.raises(PostgresUnavailable):
                 await flush(worker)

@@ -347,7 +347,7 @@ async def test_a_fork_that_was_written_again_meanwhile_is_left_for_the_next_flus
     await flush(worker)
     redis_raw.delete(keys.state("runs/1"))
     agents.commit("runs/1")
-    write = worker.flusher._write
+    write = worker.flusher.batches.write
 
     async def written_again(*args: Any) -> Any:
         monkeypatch.undo()
@@ -355,7 +355,7 @@ async def test_a_fork_that_was_written_again_meanwhile_is_left_for_the_next_flus
         agents.commit("runs/1")
         return done
 
-    monkeypatch.setattr(worker.flusher, "_write", written_again)
+    monkeypatch.setattr(worker.flusher.batches, "write", written_again)
     await worker.turn()
     assert redis_raw.exists(keys.state("runs/1"))
     await flush(worker)

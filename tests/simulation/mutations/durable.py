@@ -14,7 +14,7 @@ DURABLE = {
     ),
     "watermark": Mutant(
         "a flush does not compare the row's watermark with where it read from",
-        "workers/statecache_workers/flusher.py",
+        "workers/statecache_workers/batch_transactions.py",
         "if row is not None and row.flushed == one.start.n and agree(row, one.head, server):",
         "if row is not None and agree(row, one.head, server):",
     ),

@@ -1,0 +1,192 @@
+"""Postgres refuses a change for a reason that blames nobody: the other shards go on, and the change is named."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import psycopg
+import pytest
+
+from statecache.errors import PostgresUnavailable
+from statecache_workers.worker import Worker
+from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushed, rows
+
+Psql = psycopg.Connection[Any]
+
+CODES = ["XX001", "XX000", "0A000", "40001", "42883"]
+BEFORE, BEHIND = 10, 7
+
+
+def refuse(psql: Psql, state: str, when: str = "BEFORE", of: str = "bad/%") -> None:
+    """Have Postgres refuse changes of such keys: at once, or with the COMMIT."""
+    psql.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF NEW.key LIKE '{of}' THEN RAISE EXCEPTION 'broken' USING ERRCODE = '{state}'; END IF; RETURN NEW;"
+        " END $$".encode()
+    )
+    kind = "CREATE TRIGGER" if when == "BEFORE" else "CREATE CONSTRAINT TRIGGER"
+    how = "" if when == "BEFORE" else "DEFERRABLE INITIALLY DEFERRED"
+    psql.execute(f"{kind} refuse {when} INSERT ON change {how} FOR EACH ROW EXECUTE FUNCTION refuse()".encode())
+
+
+def relent(psql: Psql) -> None:
+    """Have Postgres take everything again."""
+    psql.execute(b"DROP FUNCTION refuse CASCADE")
+
+
+def commit_around(agents: Agents, *bad: str) -> str:
+    """Commit what is refused among other changes of its shard, and return where it stands."""
+    shard = agents.keys.shard(bad[0])
+    fine = agents.key_on(shard, "fine")
+    for _ in range(BEFORE):
+        agents.commit(fine)
+    position = agents.commit(*bad, change_id="refused".ljust(24, "d"))
+    for _ in range(BEHIND):
+        agents.commit(fine)
+    return position
+
+
+async def turns(worker: Worker, count: int = 30) -> None:
+    """Turn the worker through outages; its leases are looked at again each time."""
+    for _ in range(count):
+        worker.refresh()
+        with contextlib.suppress(PostgresUnavailable):
+            await worker.turn()
+
+
+@pytest.mark.parametrize(("state", "when"), [*((code, "BEFORE") for code in CODES), ("23514", "AFTER")])
+async def test_a_change_that_is_refused_holds_up_its_own_shard_alone_and_is_named(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, state: str, when: str
+) -> None:
+    await flush(worker)
+    refuse(psql, state, when)
+    bad = "bad/1"
+    position = commit_around(agents, bad, "bad/1/more")
+    shard = agents.keys.shard(bad)
+    others = [agents.key_on(one) for one in range(agents.keys.shards) if one != shard]
+    for _ in range(3):
+        for key in others:
+            agents.commit(key)
+        await turns(worker)
+    assert flushed(psql) == {agents.keys.shard(key): 3 for key in others} | {shard: BEFORE}
+    (told,) = log.of("not_written")
+    assert told["alarm"]
+    assert told["shard"] == shard
+    for part in (position, "refused".ljust(24, "d"), bad, state, "broken"):
+        assert part in told["reason"]
+    assert f"shard {shard}: {told['reason']}" in worker.trouble
+    assert log.of("unstable") == log.of("quarantined") == []
+    relent(psql)
+    worker.refresh()
+    await flush(worker)
+    assert flushed(psql)[shard] == BEFORE + 1 + BEHIND
+    assert worker.trouble == ""
+    agents.commit(bad)
+    await flush(worker)
+    assert rows(psql, "SELECT version FROM change WHERE key = %s ORDER BY n", bad) == [(1,), (2,)]
+
+
+async def test_what_refuses_all_is_an_outage_which_names_a_change(
+    agents: Agents, worker: Worker, psql: Psql, log: Log
+) -> None:
+    await flush(worker)
+    refuse(psql, "XX001", of="%")
+    for shard in range(agents.keys.shards):
+        agents.commit(agents.key_on(shard))
+        agents.commit(agents.key_on(shard))
+    for _ in range(3):
+        with pytest.raises(PostgresUnavailable, match=r"the change at 1-1 \(.*, runs/.*XX001.*broken"):
+            await worker.turn()
+    assert log.of("not_written") == []
+    relent(psql)
+    await flush(worker)
+    assert set(flushed(psql).values()) == {2}
+
+
+async def test_what_stands_before_it_is_flushed_where_no_other_shard_has_anything(
+    agents: Agents, worker: Worker, psql: Psql, log: Log
+) -> None:
+    await flush(worker)
+    refuse(psql, "XX001")
+    commit_around(agents, "bad/1")
+    await turns(worker)
+    assert flushed(psql)[agents.keys.shard("bad/1")] == BEFORE
+    assert len(log.of("not_written")) == 1
+
+
+async def test_a_gap_that_cannot_be_closed_holds_up_its_own_shard_alone(
+    agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, log: Log
+) -> None:
+    await flush(worker)
+    refuse(psql, "XX001")
+    shard = agents.keys.shard("bad/1")
+    agents.commit("bad/1")
+    agents.commit("bad/1/more")
+    redis_raw.xdel(agents.keys.changes(shard), *agents.entries(shard))
+    other = agents.key_on((shard + 1) % agents.keys.shards)
+    for number in range(3):
+        agents.commit(other)
+        await turns(worker, 5)
+        assert flushed(psql)[agents.keys.shard(other)] == number + 1
+    assert flushed(psql)[shard] == 0
+    assert "bad/1" in log.of("not_written")[0]["reason"]
+    relent(psql)
+    worker.refresh()
+    await flush(worker)
+    assert flushed(psql)[shard] == 2
+
+
+async def test_a_suspected_shard_is_written_by_itself_and_the_others_together(
+    agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await flush(worker)
+    refuse(psql, "XX001")
+    shard = agents.keys.shard("bad/1")
+    others = {one: agents.key_on(one) for one in range(agents.keys.shards) if one != shard}
+    commit_around(agents, "bad/1")
+    for key in others.values():
+        agents.commit(key)
+    await turns(worker)
+    together: list[set[int]] = []
+    write = worker.flusher.batches._write_at_once
+
+    async def noted(database: Any, slices: Any, server: str) -> Any:
+        together.append({one.shard for one in slices})
+        return await write(database, slices, server)
+
+    monkeypatch.setattr(worker.flusher.batches, "_write_at_once", noted)
+    for key in others.values():
+        agents.commit(key)
+    await turns(worker, 1)
+    assert together == [set(others), {shard}]
+
+
+async def test_the_leases_are_kept_where_every_attempt_takes_long(
+    agents: Agents, make_worker: MakeWorker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards take turns: what is left comes with the next batches."""
+    later, pieces = 0.0, list[int]()
+    worker = make_worker(monotonic=lambda: later)
+    await flush(worker)
+    refuse(psql, "XX001")
+    agents.commit(agents.key_on(0, "bad"))
+    for key in (others := [agents.key_on(shard) for shard in range(1, agents.keys.shards)]):
+        agents.commit(key)
+    write, write_all = worker.flusher.batches._write_piece, worker.flusher.batches.write
+
+    async def slow(*given: Any) -> Any:
+        nonlocal later
+        later += worker.settings.lease_renew_s * 2
+        pieces[-1] += 1
+        return await write(*given)
+
+    async def counted(*given: Any) -> Any:
+        pieces.append(0)
+        return await write_all(*given)
+
+    monkeypatch.setattr(worker.flusher.batches, "_write_piece", slow)
+    monkeypatch.setattr(worker.flusher.batches, "write", counted)
+    await turns(worker, 60)
+    assert flushed(psql) == {agents.keys.shard(key): 1 for key in others} | {0: 0}
+    assert max(pieces) <= 2  # one of the suspected, one of the others

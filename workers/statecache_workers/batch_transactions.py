@@ -1,0 +1,285 @@
+"""In which transactions a batch is committed: in one, and where Postgres refuses that, in more.
+
+Where it refuses data, the slices are written piece by piece, and what it refuses is parked (`quarantine`).
+
+Where it refuses for a reason that blames neither the data nor the server, such as a damaged page, a deferred constraint
+or an error of a trigger's own, each shard's slice gets a transaction of its own. A shard that is refused while others
+are taken is suspected from then on, and written by itself: half of what was refused, twice what was taken, as far as
+the one entry that stands in its way. Then it is set apart with an alarm that names that entry, and tried again with the
+next renewal of the leases. Where all are refused, that is an outage like others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from statecache.concurrency import TASKS
+from statecache.entries import salvaged
+from statecache.errors import PostgresUnavailable
+from statecache.rules.reconcile import NOTHING, Tip
+from statecache_workers.batch_writing import Judged, WriteResult, judged, mark_of, watermarks, writes
+from statecache_workers.database import Call, Database
+from statecache_workers.logs import alarm, warn, whisper
+from statecache_workers.lost_tails import gap_calls
+from statecache_workers.owned_shards import OwnedRow, agree, misplaced, set_apart
+from statecache_workers.postgres_arrays import integers, texts
+from statecache_workers.postgres_errors import Poison, blames_server
+from statecache_workers.quarantine import tell_parked, write_carefully
+from statecache_workers.sizing import PieceSize
+from statecache_workers.streams import Entry, Slice
+
+if TYPE_CHECKING:
+    from statecache.keys import KeySpace
+    from statecache.settings import Settings
+    from statecache_workers.kept_histories import KeptHistories
+    from statecache_workers.tip_cache import TipCache
+    from statecache_workers.values_ahead import ValuesAhead
+
+_KEYS_SHOWN = 3
+Written = list[tuple[Slice, WriteResult]]
+"""The slices that were committed, each as far as it was, and what became of them."""
+
+
+class _Suspect:
+    """A shard of which Postgres refused a change: how many entries to try next, and what was told last."""
+
+    def __init__(self) -> None:
+        self.size, self.told = PieceSize(), ""
+
+
+class Batches:
+    """The transactions of one worker's batches."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: KeySpace,
+        tips: TipCache,
+        values: ValuesAhead,
+        histories: KeptHistories,
+        *,
+        owner: str,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._tips = tips
+        self._values = values
+        self._histories = histories
+        self._owner = owner
+        self._monotonic = monotonic
+        self._piece, self._placed_last = PieceSize(), -1
+        """How large the pieces are where Postgres refuses some of a batch, and of which shard one was written last."""
+        self._suspects: dict[int, _Suspect] = {}
+
+    async def write(self, database: Database, slices: Sequence[Slice], server: str) -> Written:
+        """Commit a batch, and return what was committed of it; of a slice that was cut short the rest comes later."""
+        suspected = [one for one in slices if one.shard in self._suspects]
+        others = [one for one in slices if one.shard not in self._suspects]
+        done: Written = []
+        try:
+            done += await self._write(database, others, server) if others else []
+        except PostgresUnavailable as error:
+            if _is_outage(error, database):
+                raise
+            done += await self._write_each(database, others, server)
+        return done + await self._write_each(database, suspected, server)
+
+    async def _write(self, database: Database, slices: Sequence[Slice], server: str) -> Written:
+        """Commit slices together; park what Postgres refuses of their data."""
+        try:
+            return await self._write_at_once(database, slices, server)
+        except Poison:
+            return await self._write_carefully(database, slices, server)
+
+    async def _write_each(self, database: Database, slices: Sequence[Slice], server: str) -> Written:
+        """Commit a piece of each slice by itself, and set those apart of which none is taken.
+
+        Raises where that is so of all, unless they were suspected before. After the time in which a lease is renewed,
+        what is left comes with the next batches.
+        """
+        over = self._monotonic() + self._settings.lease_renew_s
+        done: Written = []
+        refused: list[tuple[Slice, PostgresUnavailable]] = []
+        some = [one for one in slices if one.end.n > one.start.n]  # others were left when it was tried carefully
+        for at, one in enumerate(some):
+            if at and self._monotonic() > over:
+                _leave(one)
+                continue
+            try:
+                done += await self._write_piece(database, one, server)
+            except PostgresUnavailable as error:
+                if _is_outage(error, database):
+                    raise
+                refused.append((one, error))
+        for one, met in refused:
+            why = f"{_named(one)} is refused: {met.reason}, {met.detail}"
+            if not done and one.shard not in self._suspects:
+                raise PostgresUnavailable(met.reason, detail=why) from met
+            suspect = self._suspects.setdefault(one.shard, _Suspect())
+            suspect.size.refused(1)
+            one.holding.reason, suspect.told = suspect.told, why  # it may have been opened since
+            set_apart(one.holding, "not_written", why)
+            _leave(one)
+        return done
+
+    async def _write_piece(self, database: Database, one: Slice, server: str) -> Written:
+        """Commit the first entries of a slice, as many as Postgres takes; raise what it says of a single one."""
+        suspect, most = self._suspects.get(one.shard) or _Suspect(), len(one.entries)
+        size = suspect.size
+        while True:
+            if one.cut != "gap" and not one.gaps:  # a gap is closed as a whole
+                one.keep(size.entries)
+            try:
+                done = await self._write(database, [one], server)
+            except PostgresUnavailable as error:
+                if len(one.entries) <= 1 or one.cut == "gap" or one.gaps or _is_outage(error, database):
+                    raise
+                size.refused(len(one.entries))
+                continue
+            size.taken(len(one.entries))
+            if len(one.entries) < most:
+                self._suspects[one.shard] = suspect
+            else:
+                self._suspects.pop(one.shard, None)
+            return done
+
+    async def _write_at_once(self, database: Database, slices: Sequence[Slice], server: str) -> Written:
+        """Write slices in two round trips; raise Poison where Postgres refuses any of their data."""
+        tips, missing = self._remembered(slices)
+        if any(entry.fault for one in slices for entry in one.entries):
+            raise Poison("entry", "an entry cannot be read")
+        asked = sorted(missing)
+        tips |= dict.fromkeys(asked, NOTHING)
+        calls = [Call("flush_tips", {"keys": texts(asked)})] if asked else []
+        async with database.transaction(of_data=True) as transaction:
+            rows, *found = await transaction.run(self._lock(slices), *calls)
+            tips |= {key: Tip(*tip) for one in found for key, *tip in one}
+            good = self._still_ours(slices, rows, server)
+            if not good:
+                return []
+            judgements: list[Judged] = []
+            done: Written = []
+            for one in good:
+                await TASKS.sleep(0)  # so that Redis is asked for what is read ahead, and goes through it meanwhile
+                sets = [entry.change_set for entry in one.entries if entry.change_set is not None]
+                verdict = await judged(transaction, one.shard, sets, tips, self._values, self._histories.latest)
+                judgements.append(verdict)
+                done.append((one, WriteResult.of(verdict)))
+            self._values.writing({one.shard: one.parents for one in judgements})
+            marks = watermarks([mark_of(*pair) for pair in done], database.lease)
+            await transaction.commit(*writes(judgements), *self._gaps(good), marks)
+        return done
+
+    async def _write_carefully(self, database: Database, slices: Sequence[Slice], server: str) -> Written:
+        """Write slices piece by piece, trust no remembered tip, and park what Postgres refuses.
+
+        After the time in which a lease is renewed each shard still gets its next piece done, and after twice that no
+        other has its turn: what is left comes with the next batches, beginning behind the shard that was the last one.
+        """
+        for one in slices:
+            self._tips.drop(one.shard)
+        over = self._monotonic() + self._settings.lease_renew_s
+        done: Written = []
+        sent = False
+        try:
+            async with database.transaction(of_data=True) as transaction:
+                (rows,) = await transaction.run(self._lock(slices))
+                good = self._still_ours(slices, rows, server)
+                if not good:
+                    return []
+                for one in sorted(good, key=self._turn_of):
+                    if done and self._monotonic() > over + self._settings.lease_renew_s:
+                        _leave(one)
+                        continue
+                    outcome, placed = await write_carefully(
+                        transaction, one.shard, one.entries, self._histories.latest, size=self._piece,
+                        is_over=partial(self._is_over, one, over),
+                    )  # fmt: skip
+                    one.keep(placed)
+                    done.append((one, outcome))
+                    self._placed_last = one.shard
+                marks = watermarks([mark_of(*pair) for pair in done], database.lease)
+                sent = True
+                await transaction.commit(*self._gaps([one for one, _ in done]), marks)
+        except Poison as error:  # parking it is refused as well: for a person to see, and nothing is lost meanwhile
+            alarm("not_quarantined", shards=[one.shard for one in slices], sqlstate=error.sqlstate)
+            sent = False
+            raise PostgresUnavailable(error.sqlstate, detail="what it refuses cannot be parked either") from error
+        finally:
+            for one, outcome in done if sent else ():  # where no answer came to COMMIT it may be parked, too
+                tell_parked(one.shard, outcome.parked)
+        return done
+
+    def _turn_of(self, one: Slice) -> tuple[bool, bool, int]:
+        """Return by what shards are sorted: gaps first, which are told of each time, then those behind the last one."""
+        return one.cut != "gap", one.shard <= self._placed_last, one.shard
+
+    def _is_over(self, one: Slice, end: float) -> bool:
+        """Return whether the time is up; a gap is closed as a whole."""
+        return one.cut != "gap" and not one.gaps and self._monotonic() > end
+
+    def _gaps(self, slices: Sequence[Slice]) -> list[Call]:
+        return [call for one in slices for gap in one.gaps for call in gap_calls(one, gap, by=self._owner)]
+
+    def _lock(self, slices: Sequence[Slice]) -> Call:
+        return Call("flush_lock", {"shards": integers(sorted(one.shard for one in slices)), "owner": self._owner})
+
+    def _still_ours(self, slices: Sequence[Slice], rows: Sequence[tuple[Any, ...]], server: str) -> list[Slice]:
+        """Leave out shards whose row is not as it was believed to be: owner, epoch, server, watermark."""
+        now = {shard: OwnedRow(*rest) for shard, *rest, _ in rows}
+        for shard, *_, moved in rows:
+            self._tips.moved(shard, moved)
+        good = []
+        for one in slices:
+            row = now.get(one.shard)
+            if row is not None and row.flushed == one.start.n and agree(row, one.head, server):
+                good.append(one)
+            else:
+                (whisper if row is None else warn)("fenced", shard=one.shard, dropped=len(one.entries))
+        return good
+
+    def _remembered(self, slices: Sequence[Slice]) -> tuple[dict[str, Tip], set[str]]:
+        """Return the remembered tips and the keys without one; mark an entry with another shard's key as faulty."""
+        tips: dict[str, Tip] = {}
+        missing: set[str] = set()
+        for one in slices:
+            here: set[str] = set()
+            for at, entry in enumerate(one.entries):
+                for change in entry.change_set.changes if entry.change_set is not None else ():
+                    key = change.key
+                    if key in here:
+                        continue
+                    tip = self._tips.get(one.shard, key)
+                    if tip is None and (fault := misplaced(key, one.shard, self._keys)):
+                        one.entries[at] = Entry(entry.fields, entry.position, entry.change_set, fault)
+                        continue
+                    here.add(key)
+                    if tip is not None:
+                        tips[key] = tip
+            missing |= here
+        missing -= tips.keys()
+        return tips, missing
+
+
+def _is_outage(error: PostgresUnavailable, database: Database) -> bool:
+    return blames_server(error) or not database.alive
+
+
+def _leave(one: Slice) -> None:
+    """Drop a slice's entries: they come with a later batch."""
+    one.entries, one.end = [], one.start
+
+
+def _named(one: Slice) -> str:
+    """Return what names a slice's first entry, which is the only one, or which begins a gap."""
+    if not one.entries:
+        return f"the gap behind {one.start.n}"
+    first = one.entries[0]
+    change_id, keys = salvaged(first.fields)
+    if first.change_set is not None:  # one that was rebuilt has nothing else
+        change_id, keys = first.change_set.change_id, tuple(change.key for change in first.change_set.changes)
+    more = ", …" if len(keys) > _KEYS_SHOWN else ""
+    return f"the change at {first.position} ({change_id}, {', '.join(keys[:_KEYS_SHOWN])}{more})"
