@@ -144,23 +144,52 @@ def storable(text: bytes | str) -> str:
     return text.decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
+def parts_text(position: str, many: int, actor: str, reason: str) -> str:
+    """Return what a state's hash tells of the commit that wrote it: how many states that wrote, who did it, and why.
+
+    It is `<position> <many>`, and where any is given, behind that the actor's length in bytes, actor and reason.
+    """
+    said = f" {len(actor.encode())} {actor}{reason}" if actor or reason else ""
+    return f"{position} {many}{said}"
+
+
+def many_of(state: Mapping[str, bytes]) -> int:
+    """Return how many states a state's commit wrote; 1 where it does not tell, for that of an earlier one may stand."""
+    many = _told(state).partition(b" ")[0]
+    return int(many) if many.isdigit() and len(many) < 5 else 1
+
+
+def said_of(state: Mapping[str, bytes]) -> tuple[str, str]:
+    """Return who made a state's commit, and why; '' where it does not tell."""
+    length, _, said = _told(state).partition(b" ")[2].partition(b" ")
+    end = int(length) if length.isdigit() and len(length) < 9 else 0
+    return said[:end].decode(), said[end:].decode()
+
+
+def _told(state: Mapping[str, bytes]) -> bytes:
+    """Return what stands in `parts` behind the position; nothing where that is of an earlier commit."""
+    position, _, told = state.get("parts", b"").partition(b" ")
+    return told if position == state.get("position") else b""
+
+
 def change_set_of_states(
     position: Position, totals: tuple[int, int], states: Sequence[Mapping[str, bytes]]
 ) -> ChangeSet:
     """Rebuild a commit whose entry is lost, from the hashes of those states that it was the last to write.
 
-    Actor and reason stood in the entry alone; states that were written again since are not in it. `totals` are the
-    shard's entries and bytes up to and including it. Raises ForeignEntry for a damaged hash.
+    States that were written again since are not in it. `totals` are the shard's entries and bytes up to and including
+    it. Raises ForeignEntry for a damaged hash.
     """
     try:
         first = states[0]
+        actor, reason = next(filter(any, map(said_of, states)), ("", ""))
         return ChangeSet(
             position=position,
             change_id=first["change_id"].decode(),
             at=_time(first["updated_at"]),
             writer=first["writer"].decode(),
-            actor="",
-            reason="",
+            actor=actor,
+            reason=reason,
             entries=totals[0],
             bytes=totals[1],
             changes=tuple(_change_of_state(state) for state in states),

@@ -47,12 +47,15 @@ def record_of(redis_key: str, key: str, reply: Sequence[bytes | None]) -> Record
     return record
 
 
-def hash_of(record: Record, recent: str, ttl_ms: int, *, lost: bool) -> list[Any]:
-    """Return a record as hydration installs it, with `recent`, the time to live in ms, and whether changes are lost."""
+def hash_of(record: Record, recent: str, ttl_ms: int, *, lost: bool, parts: str = "") -> list[Any]:
+    """Return a record as hydration installs it, with `recent`, the time to live in ms, and whether changes are lost.
+
+    `parts` tells of its commit (see `entries`), where there is anything to tell.
+    """
     return [
         record.key, record.op, record.value, record.version, record.epoch, record.change_id, record.parent_change_id,
         record.position, record.encoding, record.schema, record.updated_at, record.writer, recent, ttl_ms,
-        "1" if lost else "",
+        "1" if lost else "", parts,
     ]  # fmt: skip
 
 

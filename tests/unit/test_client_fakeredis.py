@@ -67,9 +67,10 @@ async def test_a_state_is_a_readable_hash_and_a_change_is_one_entry(
     shown = fake.state("runs/42")
     assert list(shown) == [
         "key", "op", "value", "version", "epoch", "change_id", "parent_change_id", "position", "encoding", "schema",
-        "updated_at", "writer", "recent",
+        "updated_at", "writer", "recent", "parts",
     ]  # fmt: skip
     assert shown["value"] == b'{"step":1}'
+    assert shown["parts"].decode() == f"{state.position} 1 7 plannerit was time"
     assert shown["recent"].decode() == f"{state.change_id}@{state.position}"
     (entry,) = _entries(fake, "runs/42")
     assert (entry.actor, entry.reason, entry.writer) == ("planner", "it was time", "the-test")

@@ -5,9 +5,10 @@ position inside the gap still holds, in its hash, the very change whose entry is
 flushed in its place. A version that was already overwritten when its entry got lost is gone for good: it is counted,
 and the change that comes behind it is taken in with the gap recorded. So is a state that has left Redis meanwhile.
 
-Of a commit of several states each tells how many it wrote (`parts`). Where some are gone the others are rebuilt all the
-same, for what came later builds on them, and the position counts as lost. What an earlier release committed does not
-tell that: the shard's count of bytes shows then that something is missing, and not where.
+Each state tells who made its commit, and why, and of one of several states how many it wrote (`parts`). Where some are
+gone the others are rebuilt all the same, for what came later builds on them, and the position counts as lost. What an
+earlier release committed does not tell that: the shard's count of bytes shows then that something is missing, and not
+where.
 
 Keys of what is lost are named by those who still know: the list of what is dirty, and the last commits that each state
 remembers. These are kept by their change_ids too, so that they are not applied again when the state has forgotten them.
@@ -15,13 +16,13 @@ remembers. These are kept by their change_ids too, so that they are not applied 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecache.entries import ForeignEntry, change_set_of_states, position_of
+from statecache.entries import ForeignEntry, change_set_of_states, many_of, position_of
 from statecache.model import Position
 from statecache_workers.logs import alarm
 from statecache_workers.owned_shards import set_apart
@@ -129,7 +130,7 @@ class Repair:
             size += sum(len(state.get("value", b"")) for state in states)
             if states:
                 one.entries.append(_entry(one, n, states))
-            if states and len(states) >= max(len(keys), *map(_parts, states)):
+            if states and len(states) >= max(len(keys), *map(many_of, states)):
                 rebuilt.whole.add(n)
             else:
                 rebuilt.keys[n] = keys
@@ -171,12 +172,6 @@ def _remembered(one: bytes) -> tuple[str, int, int]:
     epoch, _, n = place.partition(b"-")
     known = epoch.isdigit() and n.isdigit()
     return _text(change_id), int(epoch) if known else 0, int(n) if known else 0
-
-
-def _parts(state: Mapping[str, bytes]) -> int:
-    """Return how many states a state's commit wrote; 1 where it does not tell, for that of an earlier one may stand."""
-    position, _, many = state.get("parts", b"").partition(b" ")
-    return int(many) if position == state["position"] and many.isdigit() and len(many) < 5 else 1
 
 
 def _bytes_of(one: Slice) -> int | None:

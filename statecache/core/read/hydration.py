@@ -32,6 +32,7 @@ from statecache.concurrency.batching import WEIGHT_MAX
 from statecache.core.read.absences import Absences, Looked, no_row, purpose
 from statecache.core.read.listed import BEHIND, Watermark
 from statecache.core.redis.tier import patience_for
+from statecache.entries import parts_text
 from statecache.errors import Backpressure, PostgresUnavailable, RedisUnavailable, StateCacheError, Unavailable
 from statecache.model import Record
 from statecache.records import absence, hash_of, record_of_row
@@ -57,8 +58,16 @@ _TOKENS_MAX = 32
 """How many tokens of lost attempts are remembered; older ones end by themselves."""
 
 
+class _Found(NamedTuple):
+    """A state that Postgres holds, its `recent`, and `parts`, which tells of its commit."""
+
+    record: Record
+    recent: str = ""
+    parts: str = ""
+
+
 class _Held(NamedTuple):
-    """What Postgres holds: a shard's epoch and watermark, and of the keys that have a state that and its `recent`.
+    """What Postgres holds: a shard's epoch and watermark, and the keys that have a state.
 
     `lost` are the keys of which changes are lost: a state does not remember these, so a repeat has to look them up.
     """
@@ -66,7 +75,7 @@ class _Held(NamedTuple):
     epoch: int
     flushed: int
     lost: Set[str]
-    found: Mapping[str, tuple[Record, str]]
+    found: Mapping[str, _Found]
 
     def reaches(self, epoch: str, flushed: int) -> bool:
         """Return whether this Postgres holds what a Redis at that epoch, with that watermark, was flushed into.
@@ -301,13 +310,17 @@ class Hydrator:
         parameters = {"shards": sorted({shard for shard, _ in asked}), "keys": keys}
         shards, states, lost, newest = await self._postgres.fetch_each(_HYDRATE, parameters, seconds=seconds)
         places = {shard: (epoch, flushed) for shard, epoch, flushed in shards}
-        found, lost_keys = {row[0]: record_of_row(row)[0] for row in states}, {key for (key,) in lost}
-        recent = {(key, version): " ".join(changes) for key, version, changes in newest}
+        records, lost_keys = {row[0]: record_of_row(row)[0] for row in states}, {key for (key,) in lost}
+        found = {key: _Found(record) for key, record in records.items()}
+        for key, version, recent, actor, reason in newest:
+            if (record := records.get(key)) is not None and record.version == version:
+                told = parts_text(record.position, 1, actor, reason) if actor or reason else ""
+                found[key] = _Found(record, " ".join(recent), told)
         return [
             _Held(
                 *places[shard],
                 lost_keys.intersection(keys),
-                {key: (found[key], recent.get((key, found[key].version), "")) for key in keys if key in found},
+                {key: found[key] for key in keys if key in found},
             )
             if shard in places
             else no_row(shard)
@@ -319,10 +332,11 @@ class Hydrator:
         arguments: list[Any] = []
         records: dict[str, Record] = {}
         for key in taken:
-            record, recent = held.found.get(key) or (absence(key, int(epoch)), "")
-            ttl_s = self._settings.redis_ttl_s if record.exists else self._settings.absent_ttl_s
-            arguments += hash_of(record, recent, round(ttl_s * 1000), lost=key in held.lost)
-            records[key] = record
+            found = held.found.get(key) or _Found(absence(key, int(epoch)))
+            ttl_s = self._settings.redis_ttl_s if found.record.exists else self._settings.absent_ttl_s
+            ttl_ms, lost = round(ttl_s * 1000), key in held.lost
+            arguments += hash_of(found.record, found.recent, ttl_ms, lost=lost, parts=found.parts)
+            records[key] = found.record
         keys = self._keys
         return Install(
             shard=shard,

@@ -320,9 +320,7 @@ else
   local entry = { 'XADD', changes, position, 'format', tokens and '2' or '1', 'change_id', change_id, 'at', updated_at,
     'writer', writer, 'entries', entries, 'bytes', bytes }
   local length = #entry
-  if actor ~= '' then
-    entry[length + 1], entry[length + 2], length = 'actor', actor, length + 2
-  end
+  if actor ~= '' then entry[length + 1], entry[length + 2], length = 'actor', actor, length + 2 end
   if reason ~= '' then
     entry[length + 1], entry[length + 2], length = 'reason', reason, length + 2
   end
@@ -353,9 +351,11 @@ if type(added) == 'table' and added.err then
   return foreign and { nonce, 'FOREIGN', changes, added.err } or added
 end
 
--- Of several states each tells how many the commit wrote: should its entry be lost, it is known whether all are found.
+-- Should the entry be lost, each state tells how many the commit wrote, and who did why, with the length of who (`parts`).
 -- A command costs more than what it writes, so each of them is written by one, and all are noted by one as dirty.
-local parts, dirtied = written > 1 and position .. ' ' .. written, written > 1 and { 'ZADD', unflushed }
+local parts = (written > 1 or actor .. reason ~= '') and position .. ' ' .. written
+local dirtied = parts and { 'ZADD', unflushed }
+if actor .. reason ~= '' then parts = parts .. ' ' .. #actor .. ' ' .. actor .. reason end
 local answer = nonce .. ' OK ' .. position .. ' ' .. updated_at
 for i = 1, count do
   local at, state = first + (i - 1) * width, states[i]

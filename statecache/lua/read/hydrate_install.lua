@@ -3,7 +3,7 @@
 -- KEYS  1 meta  2 hydrating  3… one state each
 -- ARGV  1 fence (on|off)  2 token  3 epoch at the token  4… per state: key, op, value, version, epoch, change_id,
 --       parent_change_id, position, encoding, schema, updated_at, writer, recent, ttl in ms, and 1 where changes of
---       the key are lost, else ''
+--       the key are lost, else '', and `parts` as a commit writes it, or ''
 -- Gives how many were installed, or -1 where the shard is fenced or at another epoch.
 
 local head = redis.call('HMGET', KEYS[1], 'epoch', 'replid')
@@ -14,7 +14,7 @@ local names = { 'key', 'op', 'value', 'version', 'epoch', 'change_id', 'parent_c
   'schema', 'updated_at', 'writer', 'recent' }
 local installed, mine = 0, ARGV[2] .. '|' .. ARGV[3] .. '|'
 for i = 3, #KEYS do
-  local at = 4 + (i - 3) * 15
+  local at = 4 + (i - 3) * 16
   local standing = redis.call('HGET', KEYS[2], ARGV[at])
   if standing and string.sub(standing, 1, #mine) == mine and redis.call('EXISTS', KEYS[i]) == 0 then
     local fields = {}
@@ -24,6 +24,7 @@ for i = 3, #KEYS do
     end
     redis.call('HSET', KEYS[i], unpack(fields))
     if ARGV[at + 14] ~= '' then redis.call('HSET', KEYS[i], 'lost', ARGV[at + 14]) end
+    if ARGV[at + 15] ~= '' then redis.call('HSET', KEYS[i], 'parts', ARGV[at + 15]) end
     redis.call('PEXPIRE', KEYS[i], ARGV[at + 13])
     redis.call('HDEL', KEYS[2], ARGV[at])
     installed = installed + 1

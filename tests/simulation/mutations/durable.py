@@ -86,15 +86,15 @@ DURABLE = {
     "lost in part": Mutant(
         "a commit that is rebuilt from some of its states is taken for whole",
         "workers/statecache_workers/repair.py",
-        "if states and len(states) >= max(len(keys), *map(_parts, states)):",
+        "if states and len(states) >= max(len(keys), *map(many_of, states)):",
         "if states:",
         by="scenarios lost_in_part",
     ),
     "untold parts": Mutant(
         "a commit of several states does not leave with them how many it wrote",
         "statecache/lua/commit/commit.lua",
-        "local parts, dirtied = written > 1 and position .. ' ' .. written, written > 1 and",
-        "local parts, dirtied = nil, nil and",
+        "local parts = (written > 1 or actor .. reason ~= '') and position .. ' ' .. written",
+        "local parts = nil",
         by="scenarios lost_in_part",
     ),
     "half held": Mutant(
@@ -149,8 +149,8 @@ DURABLE = {
     "loaded without losses": Mutant(
         "a state that is loaded does not know that changes of it are lost",
         "statecache/core/read/hydration.py",
-        "lost=key in held.lost",
-        "lost=False",
+        "lost = round(ttl_s * 1000), key in held.lost",
+        "lost = round(ttl_s * 1000), False",
         by="scenarios lost_with_its_state",
     ),
     "losses of many": Mutant(
