@@ -103,6 +103,9 @@ async def _dropped(quarantine: Quarantine, cache: AsyncStateCache, place: Parked
             await _until_held(quarantine, claim)
     except Unfit as error:
         return Done(id=str(place), done=False, why=str(error), restored=restored)
+    except Poison as error:  # of the note itself: somebody's trigger or constraint
+        why = f"Postgres refuses to note that: {reason_text(error.sqlstate)}: {error.reason}"
+        return Done(id=str(place), done=False, why=why)
     return await _recorded(quarantine, place, asked, restored)
 
 
