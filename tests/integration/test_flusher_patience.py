@@ -20,6 +20,7 @@ from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
 from tests.support.fault_proxy import FaultProxy
 from tests.support.polling import pause
+from tests.support.unwritable_redis import configured
 
 WAIT_S = 60.0
 Psql = psycopg.Connection[Any]
@@ -199,3 +200,20 @@ async def test_an_outage_keeps_nothing_of_the_batches_that_it_refused(
     await _until(running, lambda: sum(flushed(psql).values()) == 40)
     working.signalled()
     assert await running == runner.DRAINED
+
+
+@pytest.mark.own_servers("it changes settings of the server")
+async def test_what_redis_does_not_let_out_at_once_is_read_in_parts(
+    agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, log: Log
+) -> None:
+    """It ends the connection of whoever asks for more than its limit."""
+    await flush(worker)
+    large, *others = [agents.key_on(shard) for shard in range(agents.keys.shards)]
+    for _ in range(20):
+        agents.commit((large, "1" * 200_000))
+    for key in others:
+        agents.commit(key)
+    with configured(redis_raw, **{"client-output-buffer-limit": "normal 1000000 0 0"}):
+        await flush_through(worker)
+    assert flushed(psql) == {agents.keys.shard(key): 1 for key in others} | {agents.keys.shard(large): 20}
+    assert {line["reason"] for line in log.of("batch_too_large")} == {"connection"}

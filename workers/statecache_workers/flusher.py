@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecache.clock import monotonic
-from statecache.errors import PostgresUnavailable
+from statecache.errors import PostgresUnavailable, RedisUnavailable, Unavailable
 from statecache_workers.acknowledgement import Acknowledgement
 from statecache_workers.batch_transactions import Batches
 from statecache_workers.batch_writing import WriteResult, mark_of
@@ -62,6 +62,9 @@ TOO_LARGE = ("57014", "timeout", "53200", "53400")
 
 Or it ran out of memory, or of what a setting allows, as `temp_file_limit` does.
 """
+
+_CUT_OFF = ("connection", "timeout")
+"""How Redis refuses to let out much at once: it has a limit for that, or the network is slow."""
 
 
 class Progress(msgspec.Struct, kw_only=True):
@@ -127,7 +130,7 @@ class Flusher:
         more = ahead is not None and ahead.more
         if not slices:
             wanted, more = self._wanted(holdings, heads, set(woken), progress)
-            slices = await self.streams.read(link, wanted) if wanted else []
+            slices = await self._read(link, wanted) if wanted else []
         for one in slices:
             await self._prepare(link, one, progress)
         if progress.waiting:
@@ -136,6 +139,15 @@ class Flusher:
         if slices:
             await self._flush(link, database, holdings, slices, heads, progress, more=more)
         return progress
+
+    async def _read(self, link: Link, wanted: Sequence[Wanted]) -> list[Slice]:
+        """Read entries; where the connection ends over that, they may be more than Redis lets out at once."""
+        try:
+            return await self.streams.read(link, wanted)
+        except RedisUnavailable as error:
+            if error.reason in _CUT_OFF:
+                self._halve(sum(one.most for one in wanted), 0, error)
+            raise
 
     def _wanted(
         self, holdings: dict[int, Holding], heads: Heads, woken: set[int], progress: Progress
@@ -222,7 +234,10 @@ class Flusher:
         if error.reason not in TOO_LARGE and seconds < self._settings.lease_s:
             return
         entries = sum(len(one.entries) for one in slices)
-        self.size.too_large(entries, sum(max(0, one.end.bytes - one.start.bytes) for one in slices))
+        self._halve(entries, sum(max(0, one.end.bytes - one.start.bytes) for one in slices), error)
+
+    def _halve(self, entries: int, size: int, error: Unavailable) -> None:
+        self.size.too_large(entries, size)
         warn("batch_too_large", entries=entries, next_entries_max=self.size.entries, reason=error.reason)
 
     async def _acknowledge(self, link: Link, done: Sequence[tuple[Slice, WriteResult]], progress: Progress) -> None:
