@@ -179,7 +179,20 @@ def test_a_flow_goes_on_from_what_it_had_come_to_and_each_method_is_in_its_histo
     assert state["done"] == ["first"]
     if CONFIGURATION != "paused":  # no worker takes the version to Postgres that a branch begins from
         cache.branch(group, both.next().group_of(f"{flow_id}-b"))
-        assert both.next().load_state(f"{flow_id}-b") == state
+        assert both.next().load_state(f"{flow_id}-b") == state | {"id": f"{flow_id}-b"}
+
+
+def test_what_was_saved_under_another_id_stays_as_it_is(both: Both, flow_id: str) -> None:
+    ours = both.next()
+    for number in range(2):
+        ours.save_pending_feedback(flow_id, context("others"), {"id": "another", "number": number})
+    for number in (1, 0):
+        waits = both.next().load_pending_feedback(flow_id)
+        assert waits is not None
+        assert (waits[0], waits[1].flow_id) == ({"id": "another", "number": 1}, "others")
+        assert both.next().load_state(flow_id) == {"id": "another", "number": number}
+        if number:
+            both.clients[0].rollback(ours.group_of(flow_id), 1)
 
 
 def test_a_flow_that_was_killed_is_gone_on_with(both: Both, flow_id: str) -> None:

@@ -19,6 +19,7 @@ from tests.support.killer import Killer
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = Path(sys.prefix) / ".crewai" / "bin" / "python"
 CONTRACT, MOVING_IN, ONCE = "tests/crewai/contract.py", "tests/crewai/moving_in.py", "tests/crewai/once.py"
+BRANCHED = "tests/crewai/branched.py"
 SECONDS = 300
 SAVES = 150
 QUIET = {"OTEL_SDK_DISABLED": "true", "CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_TRACING_ENABLED": "false"}
@@ -54,7 +55,7 @@ def _kept(on: Servers, home: Path, configuration: str, *files: str) -> None:
 @pytest.mark.parametrize("configuration", ["normal", "two clients", "cold"])
 def test_it_keeps_the_contract(running: Servers, tmp_path: Path, configuration: str) -> None:
     once = [ONCE] if configuration == "normal" else []
-    _kept(running, tmp_path, configuration, CONTRACT, MOVING_IN, *once)
+    _kept(running, tmp_path, configuration, CONTRACT, MOVING_IN, BRANCHED, *once)
 
 
 def test_it_keeps_the_contract_while_no_worker_runs(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ from statecache.adapters.plans import Plan, call, proven
 from statecache.adapters.segments import refuse_nul, refuse_parted, segment
 
 if TYPE_CHECKING:
-    from statecache import Durability, State
+    from collections.abc import Sequence
+
+    from statecache import Change, Durability, State
 
 NAMESPACE = "crewai"
 FLOW_BYTES_MAX = 200
@@ -31,6 +33,8 @@ FLOW_BYTES_MAX = 200
 _REASON_BYTES_MAX = 1024
 _SAID = re.compile(r"(expired|erased)($|: )|(rollback|undo|redo) to |(branch|merge) of ")
 """How that begins which the library itself says of a change, and refuses as a reason that a user gives."""
+_BROUGHT = re.compile(r"(branch|merge) of [^@]+@\d")
+"""How that begins which it says of a change that brings something from another key."""
 
 
 class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[misc,unused-ignore]
@@ -97,10 +101,12 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
         self._clients.run(call("set", name, _kept(_plain(state_data), name), reason=reason_of(method_name)))
 
     def load_state(self, flow_uuid: str) -> dict[str, Any] | None:
-        """Return what was saved last of a flow, or None where nothing was, or was deleted."""
-        state: State[Any] | None = self._clients.run(call("get", flow_name(flow_uuid), read="primary"))
-        value = None if state is None else given(state.value)
-        return value if isinstance(value, dict) else None
+        """Return what was saved last of a flow, or None where nothing was, or was deleted.
+
+        What a branch or a merge brought from another flow has the id of this one: CrewAI saves under the id that it is
+        given here.
+        """
+        return self._clients.run(_loaded(str(flow_uuid), flow_name(flow_uuid)))
 
     def save_pending_feedback(
         self, flow_uuid: str, context: PendingFeedbackContext, state_data: dict[str, Any] | BaseModel
@@ -113,14 +119,7 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
 
     def load_pending_feedback(self, flow_uuid: str) -> tuple[dict[str, Any], PendingFeedbackContext] | None:
         """Return what a paused flow has come to, and what it waits for; None for one that waits for nothing."""
-        state: State[Any] | None = self._clients.run(call("get", f"{flow_name(flow_uuid)}/pending", read="primary"))
-        if state is None:
-            return None
-        try:
-            return given(state.value["state"]), PendingFeedbackContext.from_dict(given(state.value["context"]))
-        except (TypeError, KeyError) as error:
-            reason = f"it holds no pending feedback: {error!r}"
-            raise CodecError(key=state.key, verb="decoded", reason=reason) from error
+        return self._clients.run(_loaded_pending(str(flow_uuid), flow_name(flow_uuid)))
 
     def clear_pending_feedback(self, flow_uuid: str) -> None:
         """Forget what a flow waited for; where it waited for nothing, do nothing."""
@@ -131,6 +130,46 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         return self
+
+
+def _loaded(flow_uuid: str, name: str) -> Plan[dict[str, Any] | None]:
+    state: State[Any] | None = yield from call("get", name, read="primary")
+    value = None if state is None else given(state.value)
+    if state is None or not isinstance(value, dict):
+        return None
+    if _is_of(value.get("id"), name) or not (yield from _came_from_another(name, state)):
+        return value
+    return value | {"id": flow_uuid}
+
+
+def _loaded_pending(flow_uuid: str, name: str) -> Plan[tuple[dict[str, Any], PendingFeedbackContext] | None]:
+    state: State[Any] | None = yield from call("get", f"{name}/pending", read="primary")
+    if state is None:
+        return None
+    try:
+        value, context = given(state.value["state"]), PendingFeedbackContext.from_dict(given(state.value["context"]))
+    except (TypeError, KeyError) as error:
+        reason = f"it holds no pending feedback: {error!r}"
+        raise CodecError(key=state.key, verb="decoded", reason=reason) from error
+    is_own = _is_of(value.get("id"), name), _is_of(context.flow_id, name)
+    if all(is_own) or not (yield from _came_from_another(f"{name}/pending", state)):
+        return value, context
+    context.flow_id = flow_uuid
+    return value if is_own[0] else value | {"id": flow_uuid}, context
+
+
+def _is_of(flow_uuid: object, name: str) -> bool:
+    """Return whether an id in what was saved is that of the flow itself, or is none."""
+    return flow_uuid is None or segment(str(flow_uuid), FLOW_BYTES_MAX) == name
+
+
+def _came_from_another(name: str, state: State[Any]) -> Plan[bool]:
+    """Return whether a branch or a merge ever brought something from another flow to what a state holds.
+
+    Then an id that is not the flow's own came from there, whatever has been rolled back or changed since.
+    """
+    changes: Sequence[Change[Any]] = yield from call("history", name, until=state.version)
+    return any(_BROUGHT.match(one.reason) for one in changes)
 
 
 def _cleared(name: str) -> Plan[None]:
