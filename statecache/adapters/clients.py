@@ -13,6 +13,7 @@ runs, so nothing waits for one there: each event loop of the child has a client 
 from __future__ import annotations
 
 import asyncio
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from statecache import AsyncStateCache, Settings, StateCache, UsageError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from statecache import Namespace
 
 T = TypeVar("T")
+_SERVERS_DIGITS = 16
 
 
 class Clients:
@@ -187,6 +189,27 @@ def settings_of(redis_url: str | None, postgres_url: str | None, more: dict[str,
     """Return settings; what is not given comes from STATECACHE_* variables."""
     given = {"redis_url": redis_url, "postgres_url": postgres_url, **more}
     return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+def servers_of(settings: Settings) -> str:
+    """Return a digest of the servers that settings mean, and of which data there; whatever the passwords are."""
+    told = f"{settings!r} {settings.postgres_schema}"  # URLs without passwords, and the prefix
+    return sha256(told.encode()).hexdigest()[:_SERVERS_DIGITS]
+
+
+def settings_again(servers: str | None, *, of: str) -> Settings:
+    """Return the environment's settings for what is made without any, or again from its fields.
+
+    Raises UsageError where the fields say that it stood on other servers.
+    """
+    settings = Settings()
+    if servers not in (None, servers_of(settings)):
+        raise UsageError(
+            f"this {of} is made again from its fields, and stood on other servers than the environment names",
+            hint=f"Have STATECACHE_* name them here, or give the {of} itself where its fields were given. "
+            "Where they are the same servers under another name, leave `servers` out.",
+        )
+    return settings
 
 
 def _look() -> Plan[None]:

@@ -238,6 +238,12 @@ def test_copies_share_a_client_and_a_persistence_is_made_again_from_its_fields(b
     again.close()
     with pytest.raises(UsageError, match="closed"):
         again.load_state(flow_id)
+    with (
+        StateCacheFlowPersistence.from_url(prefix="others", postgres_schema="others") as other,
+        pytest.raises(UsageError, match="other servers than the environment names"),
+    ):
+        StateCacheFlowPersistence.model_validate(other.model_dump(mode="json"))
+    assert StateCacheFlowPersistence.model_validate({"persistence_type": "StateCacheFlowPersistence"}).servers
     assert "***" not in str(persistence.model_dump())
     assert "redis" not in str(persistence.model_dump())
 

@@ -325,6 +325,24 @@ def test_a_store_is_pickled_with_the_settings_that_it_stands_on(settings: Settin
         assert '"durability": "memory"' in told
 
 
+def test_a_store_made_again_from_its_fields_stands_on_the_servers_that_it_stood_on(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with StateCacheChatStore(settings) as store:
+        told = store.to_dict()
+        with pytest.raises(UsageError, match="other servers than the environment names"):
+            StateCacheChatStore.from_dict(told)
+        assert StateCacheChatStore.from_dict({"namespace": "mine"}).servers != store.servers, "the environment's"
+        for name in ("redis_url", "postgres_url", "prefix", "postgres_schema", "shards"):
+            monkeypatch.setenv(variable_of(name), str(getattr(settings, name)))
+        store.add_message("42", messages(1)[0])
+        with StateCacheChatStore.from_dict(told) as again:
+            assert (again.get_messages("42"), again.to_dict()) == (messages(1), told)
+        monkeypatch.setenv(variable_of("postgres_schema"), "another")
+        with pytest.raises(UsageError, match="leave `servers` out"):
+            StateCacheChatStore.from_dict(told)
+
+
 @pytest.mark.parametrize("serializer", [JsonSerializer(), JsonPickleSerializer()], ids=["json", "pickle"])
 async def test_a_context_of_a_workflow_that_holds_a_memory_comes_back(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, serializer: JsonSerializer

@@ -17,7 +17,7 @@ from crewai.flow.persistence.base import FlowPersistence
 from pydantic import BaseModel, Field, PrivateAttr
 
 from statecache import CodecError, Set, Settings, StateCache, UsageError
-from statecache.adapters.clients import Clients, OnClients, settings_of
+from statecache.adapters.clients import Clients, OnClients, servers_of, settings_again, settings_of
 from statecache.adapters.items import given, kept
 from statecache.adapters.plans import Plan, call, proven
 from statecache.adapters.segments import refuse_nul, refuse_parted, segment
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 NAMESPACE = "crewai"
 FLOW_BYTES_MAX = 200
 """How many UTF-8 bytes of a flow's id stand in a name."""
+_OF = "persistence"
 _REASON_BYTES_MAX = 1024
 _SAID = re.compile(r"(expired|erased)($|: )|(rollback|undo|redo) to |(branch|merge) of ")
 """How that begins which the library itself says of a change, and refuses as a reason that a user gives."""
@@ -43,7 +44,8 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
     `cache` is a `StateCache`, which any number may share, or `Settings`; without it settings come from STATECACHE_*
     variables. On settings it makes a client of its own when one is first needed, and closes it: use it as a context
     manager, or call `close`. A client that is given stays open. `namespace` is that of all its states. `durability` is
-    when a save counts as saved, the setting without it. Copies share the client.
+    when a save counts as saved, the setting without it. Copies share the client. One that CrewAI makes again from its
+    fields stands on settings of the environment: `servers` says whether these name the servers that it stood on.
 
     What statecache raises is raised: `OutcomeUnknown` where nobody knows whether a save was applied, `CodecError` for a
     state that is no JSON, `LimitExceeded` for one above 8 MiB. `@persist` makes a RuntimeError of each of them.
@@ -52,6 +54,7 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
     persistence_type: str = Field(default="StateCacheFlowPersistence")
     namespace: str = NAMESPACE
     durability: str | None = None
+    servers: str | None = None
     _clients: Clients = PrivateAttr()
 
     def __init__(
@@ -63,13 +66,14 @@ class StateCacheFlowPersistence(OnClients, FlowPersistence):  # type: ignore[mis
         durability: Durability | None = None,
         **fields: Any,
     ) -> None:
-        super().__init__(namespace=namespace, durability=durability, **fields)
         refuse_parted(namespace, "a flow")
         if cache is not None and not isinstance(cache, (StateCache, Settings)):
             what = f"persistence for flows stands on a StateCache or on Settings, not on a {type(cache).__name__}"
             raise UsageError(what, hint="CrewAI calls it without await.")
-        on, policy = Settings() if cache is None else cache, {"durability": durability}
-        self._clients = Clients(on, namespace, policy, of="persistence", awaited="none")
+        on = settings_again(fields.pop("servers", None), of=_OF) if cache is None else cache
+        fields["servers"] = servers_of(on if isinstance(on, Settings) else on.settings)
+        super().__init__(namespace=namespace, durability=durability, **fields)
+        self._clients = Clients(on, namespace, {"durability": durability}, of=_OF, awaited="none")
 
     @classmethod
     def from_url(

@@ -9,7 +9,7 @@ from llama_index.core.llms import ChatMessage
 from llama_index.core.storage.chat_store.base import BaseChatStore
 
 from statecache import Settings
-from statecache.adapters.clients import Clients, OnClients, settings_of
+from statecache.adapters.clients import Clients, OnClients, servers_of, settings_again, settings_of
 from statecache.adapters.llama_index.chats import (
     OF,
     added,
@@ -38,7 +38,8 @@ class StateCacheChatStore(OnClients, BaseChatStore):
     variables. On settings the store makes clients of its own, for threads and for each event loop, and closes them:
     use it as a context manager, with `async` or without, or call `close` or `aclose`. A client that is given stays
     open. `namespace` is that of all its states. `durability` is when a change counts as written, the setting without
-    it.
+    it. One that LlamaIndex makes again from its fields stands on settings of the environment: `servers` says whether
+    these name the servers that it stood on.
 
     What statecache raises is raised: `VersionConflict` where a commit could not be had against many others,
     `OutcomeUnknown` where nobody knows whether it was applied, `CodecError` for a message that is no JSON, and
@@ -47,6 +48,7 @@ class StateCacheChatStore(OnClients, BaseChatStore):
 
     namespace: str = Field(default=NAMESPACE, description="The namespace of all states.")
     durability: str | None = Field(default=None, description="When a change counts as written.")
+    servers: str | None = Field(default=None, description="A digest of the servers that it stands on.")
     _clients: Clients = PrivateAttr()
     _bytes_max: int = PrivateAttr()
 
@@ -56,14 +58,16 @@ class StateCacheChatStore(OnClients, BaseChatStore):
         *,
         namespace: str = NAMESPACE,
         durability: Durability | None = None,
+        servers: str | None = None,
     ) -> None:
         refuse_parted(namespace, "a chat")
-        super().__init__(namespace=namespace, durability=durability)  # type: ignore[call-arg]
-        on = Settings() if cache is None else cache
-        self._clients = Clients(
+        on = settings_again(servers, of="store") if cache is None else cache
+        clients = Clients(
             on, namespace, {"durability": durability}, of="store", awaited="async_add_message, aget_messages"
         )
-        self._bytes_max = (on if isinstance(on, Settings) else on.settings).value_bytes_max
+        settings = on if isinstance(on, Settings) else on.settings
+        super().__init__(namespace=namespace, durability=durability, servers=servers_of(settings))  # type: ignore[call-arg]
+        self._clients, self._bytes_max = clients, settings.value_bytes_max
 
     @classmethod
     def class_name(cls) -> str:
