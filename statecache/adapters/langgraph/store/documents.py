@@ -8,6 +8,9 @@
     "vectors"      by the path of a field, the vector of its text: 32-bit floats in base64
 
 So a first put needs no clock but that of Redis, which all items are dated by.
+
+An item that was copied, with its group or by itself, is of the namespace and key under which it stands then. What it
+says counts only where a digest stands for a part of a name that is too long, and has to fit it.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import msgspec
 from langgraph.store.base import Item, SearchItem
 
 from statecache import CodecError, LimitExceeded, UsageError
+from statecache.adapters.langgraph.store.names import Labels, group, group_of, key_of, namespace_of
 
 if TYPE_CHECKING:
     from langgraph.store.base import PutOp
@@ -84,6 +88,7 @@ def foreign(state: State[Any]) -> CodecError | None:
         and isinstance(value.get("value"), dict)
         and isinstance(value.get("key"), str)
         and isinstance(value.get("namespace"), list)
+        and all(isinstance(label, str) for label in value["namespace"])
     )
     if is_item:
         return None
@@ -107,23 +112,45 @@ def updated_at(state: State[Document]) -> datetime:
     return _time(state.value.get("updated_at")) or state.updated_at
 
 
-def namespace(state: State[Document]) -> tuple[str, ...]:
-    """Return the namespace of an item."""
-    return tuple(state.value["namespace"])
+def told_namespace(state: State[Document]) -> Labels | None:
+    """Return the namespace that an item is in, or None where neither its key nor the item can tell that."""
+    name = group_of(state)
+    if (labels := namespace_of(name)) is not None:
+        return labels
+    said = tuple(state.value["namespace"])
+    return said if group(said) == name else None
 
 
-def item(state: State[Document]) -> Item:
-    """Return an item as LangGraph knows it."""
+def namespace(state: State[Document]) -> Labels:
+    """Return the namespace that an item is in; raise UsageError where it was copied to one that nothing tells."""
+    if (labels := told_namespace(state)) is None:
+        said = tuple(state.value["namespace"])
+        what = f"{state.key!r} was copied from the namespace {said!r}, to one that is too long to be told from its key"
+        hint = "Search its items in that namespace itself, and put them there again: then they tell it."
+        raise UsageError(what, hint=hint)
+    return labels
+
+
+def _key(state: State[Document]) -> str:
+    """Return the key of an item; raise UsageError where it was copied to one that nothing tells."""
+    if (key := key_of(state.key, state.value["key"])) is None:
+        what = f"{state.key!r} was copied from the item {state.value['key']!r}, to one whose key is too long to be told"
+        raise UsageError(what, hint="Get it by its key, and put it there again: then it tells it.")
+    return key
+
+
+def item(state: State[Document], labels: Labels, key: str) -> Item:
+    """Return an item as LangGraph knows it, as that which was asked for."""
     return Item(
-        value=state.value["value"], key=state.value["key"], namespace=namespace(state),
+        value=state.value["value"], key=key, namespace=labels,
         created_at=created_at(state), updated_at=updated_at(state),
     )  # fmt: skip
 
 
-def search_item(state: State[Document], score: float | None = None) -> SearchItem:
+def search_item(state: State[Document], labels: Labels, score: float | None = None) -> SearchItem:
     """Return an item that a search has found."""
     return SearchItem(
-        namespace=namespace(state), key=state.value["key"], value=state.value["value"],
+        namespace=labels, key=_key(state), value=state.value["value"],
         created_at=created_at(state), updated_at=updated_at(state), score=score,
     )  # fmt: skip
 

@@ -95,10 +95,11 @@ def last_of_each(puts: Iterable[Put]) -> list[Put]:
 class Get:
     """An item to be got; `renews` says whether it then lasts anew, where it lasts as long as it is read."""
 
-    __slots__ = ("name", "renews")
+    __slots__ = ("key", "labels", "name", "renews")
 
     def __init__(self, asked: GetOp) -> None:
-        self.name, self.renews = item_name(asked.namespace, asked.key), asked.refresh_ttl
+        self.labels, self.key = tuple(asked.namespace), asked.key
+        self.name, self.renews = item_name(self.labels, self.key), asked.refresh_ttl
 
 
 def get_items(
@@ -118,7 +119,7 @@ def get_items(
     return [
         strange.get(one.name)
         or (hindered.get(one.name) if one.renews else None)
-        or _own(found[one.name], again=first[one.name] != at)
+        or _own(one, found[one.name], again=first[one.name] != at)
         for at, one in enumerate(asked)
     ]
 
@@ -137,11 +138,11 @@ def _foreign(found: Mapping[str, State[Document] | None]) -> dict[str, StateCach
     return {name: error for name, state in states if (error := foreign(state)) is not None}
 
 
-def _own(state: State[Document] | None, *, again: bool) -> Item | None:
+def _own(asked: Get, state: State[Document] | None, *, again: bool) -> Item | None:
     """Return an item that nobody else holds; `again` says that somebody else has been given it."""
     if state is None:
         return None
-    given = item(state)
+    given = item(state, asked.labels, asked.key)
     if again:
         given.value = deepcopy(given.value)
     return given

@@ -14,11 +14,12 @@ has room itself is still one range. Of any other, what the range holds is compar
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from statecache.adapters.segments import refuse_nul, segment
+from statecache.adapters.segments import refuse_nul, segment, spelled_out
 
 if TYPE_CHECKING:
     from statecache import State
@@ -28,6 +29,7 @@ NAMESPACE_BYTES_MAX = 200
 KEY_BYTES_MAX = 150
 """How many UTF-8 bytes of each stand in a name, besides the digest of a namespace. A name has at most 512 in all."""
 _DIGEST = 32
+_NAMESPACES_KEPT = 1024
 _SHORTENED = "%~"
 _BEYOND = chr(ord("/") + 1)
 _spelled = re.compile(r"(?:[^%]|%[0-9A-F]{2})+").fullmatch
@@ -85,12 +87,24 @@ def beyond_group(name: str) -> str:
     return name + _BEYOND
 
 
+@lru_cache(maxsize=_NAMESPACES_KEPT)
 def namespace_of(name: str) -> Labels | None:
     """Return the namespace that a segment stands for, or None where a part of it is a digest."""
     labels = name.split(".")
     if not all(map(_spelled, labels)):
         return None
     return tuple(unquote_to_bytes(label).decode("utf-8", "surrogatepass") for label in labels)
+
+
+def key_of(name: str, said: str) -> str | None:
+    """Return the key that the last segment of a name stands for.
+
+    Where it ends in a digest, that is what the item says; None where that does not fit, as it was copied from another.
+    """
+    last = name.rpartition("/")[2]
+    if segment(said, KEY_BYTES_MAX) == last:
+        return said
+    return spelled_out(last) if _spelled(last) else None
 
 
 def _with_room(namespace: Labels) -> tuple[list[str], int]:

@@ -50,8 +50,11 @@ def _namespaces(prefix: Labels) -> Plan[set[Labels]]:
 
 
 def _namespace_within(name: str) -> Plan[Labels | None]:
-    """Return the namespace that an item of it says, where its name is too long to say it."""
-    for state in (yield from call("list", f"{name}/", type=DOCUMENT, limit=1)):
+    """Return the namespace that the newest item of it says, where its name is too long to say it.
+
+    Those that were copied there with their group say another: then nothing tells it, and UsageError is raised.
+    """
+    for state in (yield from call("list", f"{name}/", type=DOCUMENT, order="newest", limit=1)):
         refuse_foreign([state])
         return namespace(state)
     return None

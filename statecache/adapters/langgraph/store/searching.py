@@ -18,11 +18,12 @@ from statecache.adapters.langgraph.store.documents import (
     namespace,
     refuse_foreign,
     search_item,
+    told_namespace,
     updated_at,
 )
 from statecache.adapters.langgraph.store.filters import Wanted, refuse_negative
 from statecache.adapters.langgraph.store.items import renew
-from statecache.adapters.langgraph.store.names import range_of
+from statecache.adapters.langgraph.store.names import Labels, group, group_of, range_of
 from statecache.adapters.langgraph.store.vectors import has_vectors, has_zeros
 from statecache.adapters.plans import DOCUMENT, Plan, call
 
@@ -45,15 +46,23 @@ class Search:
     def __init__(self, asked: SearchOp) -> None:
         refuse_negative(asked.limit, asked.offset)
         self.prefix = tuple(asked.namespace_prefix)
-        self.range = range_of(self.prefix)
+        self.range, self._group = range_of(self.prefix), group(self.prefix)
         self.wanted = Wanted(asked.filter)
         self.limit, self.offset, self.refresh_ttl = asked.limit, asked.offset, asked.refresh_ttl
         self.is_told = self.range.exact and self.wanted.is_told
 
     def meets(self, state: State[Document]) -> bool:
         """Return whether an item that was listed is meant."""
-        within = self.range.exact or namespace(state)[: len(self.prefix)] == self.prefix
-        return within and self.wanted.meets(state.value["value"])
+        return self._is_within(state) and self.wanted.meets(state.value["value"])
+
+    def labels_of(self, state: State[Document]) -> Labels:
+        """Return the namespace of an item that is meant; raise UsageError where nothing tells it."""
+        return self.prefix if group_of(state) == self._group else namespace(state)
+
+    def _is_within(self, state: State[Document]) -> bool:
+        if self.range.exact or group_of(state) == self._group:
+            return True
+        return (told_namespace(state) or ())[: len(self.prefix)] == self.prefix
 
     def states(self, order: str, limit: int) -> Plan[list[State[Document]]]:
         """Return the first states that Postgres takes for what is meant; raise CodecError for one that is no item."""
@@ -88,7 +97,7 @@ def search_items(
     if search.refresh_ttl and begin_to_write():
         for error in (yield from renew(state for state, _ in page)).values():
             raise error
-    return [search_item(state, score) for state, score in page]
+    return [search_item(state, search.labels_of(state), score) for state, score in page]
 
 
 def _newest(search: Search) -> Plan[list[tuple[State[Document], float | None]]]:
