@@ -24,7 +24,8 @@ async def until_ended(begun: Iterable[asyncio.Future[Any]]) -> None:
 def _undisturbed() -> AbstractContextManager[object]:
     """Return what keeps a cancelled scope of anyio from cancelling the caller at every turn of the event loop.
 
-    Where anyio was never loaded there is no such scope.
+    Where anyio's part for asyncio was never loaded there is no such scope. It is not loaded here: in a forked child the
+    lock of its import may be held for ever, by a thread that its parent has.
     """
-    scope = getattr(sys.modules.get("anyio"), "CancelScope", None)
-    return nullcontext() if scope is None else scope(shield=True)
+    backend = getattr(sys.modules.get("anyio._backends._asyncio"), "backend_class", None)
+    return nullcontext() if backend is None else backend.create_cancel_scope(shield=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import anyio
 
@@ -53,3 +55,25 @@ async def test_a_cancelled_scope_of_anyio_does_not_disturb_it_at_every_turn() ->
     assert (task.done(), task.cancelling()) == (False, 1)
     begun.set_result(None)
     await task
+
+
+NEVER_LOADED = """
+import anyio, asyncio, sys
+from statecache.adapters.given_up import until_ended
+
+async def main():
+    begun = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(until_ended([begun]))
+    await asyncio.sleep(0)
+    task.cancel()
+    begun.set_result(None)
+    await task
+
+asyncio.run(main())
+print([name for name in sys.modules if name.startswith("anyio._backends._asyncio")])
+"""
+
+
+def test_it_imports_nothing_which_in_a_forked_child_might_never_end() -> None:
+    done = subprocess.run([sys.executable, "-c", NEVER_LOADED], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
