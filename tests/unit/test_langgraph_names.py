@@ -87,3 +87,10 @@ def test_what_postgres_cannot_hold_is_refused() -> None:
         for channel, task_id, task_path in ((wrong, "t", ""), ("a", wrong, ""), ("a", "t", wrong)):
             with pytest.raises(UsageError, match=told):
                 write_documents([("b", 1), (channel, 1)], task_id, task_path, Serde(JsonPlusSerializer()))
+
+
+def test_none_is_no_thread() -> None:
+    """All who forgot theirs would share one, and that with the thread of that name."""
+    with pytest.raises(UsageError, match="thread_id is None"):
+        Place(None)
+    assert Place("None").thread == "None"

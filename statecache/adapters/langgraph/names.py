@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from statecache import UsageError
 from statecache.adapters.segments import refuse_nul, segment
 
 THREAD_BYTES_MAX = 120
@@ -49,6 +50,8 @@ class Place:
     __slots__ = ("checkpoint_ns", "ns", "thread", "thread_id")
 
     def __init__(self, thread_id: object, checkpoint_ns: str = "") -> None:
+        if thread_id is None:
+            raise UsageError("thread_id is None", hint="Give each conversation a thread of its own.")
         self.thread_id, self.checkpoint_ns = str(thread_id), checkpoint_ns
         for what, text in (("thread_id", self.thread_id), ("checkpoint_ns", checkpoint_ns)):
             refuse_nul(what, text)
