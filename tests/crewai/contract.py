@@ -39,6 +39,7 @@ def test_what_was_saved_last_is_loaded(both: Both, flow_id: str) -> None:
 
 SAID = {"erased": "method erased", "expired": "method expired", "erased: x": "method erased: x", "pay": "pay"}
 SAID |= {"undo to 6": "method undo to 6", "branch of runs/42@7": "method branch of runs/42@7", "undo": "undo"}
+SAID |= {"a\0b": "a?b", "half \ud83d": "half ?", "undo\0 to 6": "undo? to 6"}
 SAID |= {"x" * 1024: "x" * 1024, "é" * 513: "é" * 510 + "…", "expired" * 200: ("expired" * 200)[:1021] + "…"}
 """Names of methods, and the reasons that their saves have."""
 
@@ -53,6 +54,13 @@ def test_whatever_a_method_is_called_its_saves_are_kept(both: Both, flow_id: str
     assert waits is not None
     assert waits[1].method_name == method
     assert [one.reason for one in both.clients[0].history(ours.group_of(flow_id))] == [reason] * 2
+
+
+def test_a_method_may_be_called_by_a_number_as_with_crewais_own(both: Both, flow_id: str, tmp_path: Path) -> None:
+    for persistence in (SQLiteFlowPersistence(str(tmp_path / "flows.db")), both.next()):
+        persistence.save_state(flow_id, 7, {"id": flow_id})  # type: ignore[arg-type]
+        assert persistence.load_state(flow_id) == {"id": flow_id}
+    assert [one.reason for one in both.clients[0].history(both.next().group_of(flow_id))] == ["7"]
 
 
 STRANGE: list[Any] = [

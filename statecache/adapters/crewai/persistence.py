@@ -193,16 +193,17 @@ def flow_name(flow_uuid: object) -> str:
     return segment(str(flow_uuid), FLOW_BYTES_MAX)
 
 
-def reason_of(method_name: str) -> str:
+def reason_of(method_name: object) -> str:
     """Return the reason of what is saved when a method has finished: its name.
 
     Before one that reads like what the library itself says of a change, as `expired`, stands `method`; one that is too
-    long for a reason is cut off, and ends in `…`.
+    long for a reason is cut off, and ends in `…`. As in CrewAI's own persistence any name will do: what is no text
+    counts as its text, and what Postgres cannot hold becomes `?`.
     """
-    reason = f"method {method_name}" if _SAID.match(method_name) else method_name
-    data = reason.encode()
+    name = str(method_name).replace("\0", "?")
+    data = (f"method {name}" if _SAID.match(name) else name).encode(errors="replace")
     if len(data) <= _REASON_BYTES_MAX:
-        return reason
+        return data.decode()
     return data[: _REASON_BYTES_MAX - len("…".encode())].decode(errors="ignore") + "…"
 
 
