@@ -46,7 +46,7 @@ class Redis:
     io = TASKS
 
     def __init__(self) -> None:
-        self.now = 100.0
+        self.now, self.opened_at = 100.0, 0.0
         self.takes_s = 0.0
         self.answer: Link | StateCacheError = Link()
         self.attempts = 0
@@ -108,6 +108,30 @@ async def test_after_an_attempt_that_took_long_callers_do_without_for_some_time(
     assert await _watch(events, "a")
     assert events.listens("b")
     assert link.sent == [("SSUBSCRIBE", channel) for channel in "ab"]
+
+
+async def test_they_do_without_no_longer_once_another_connection_was_opened(
+    redis: Redis, events: Subscriptions
+) -> None:
+    """The server, or what stands before it, is back."""
+    redis.takes_s, redis.answer = 2.0, RedisUnavailable("timeout")
+    assert not await _watch(events)
+    redis.now += 1.0
+    redis.answer = Link()
+    assert not await _watch(events)
+    redis.opened_at = redis.now
+    redis.now += 0.1
+    assert await _watch(events)
+
+
+async def test_a_process_that_was_stopped_meanwhile_does_not_do_without_for_long(
+    redis: Redis, events: Subscriptions
+) -> None:
+    redis.takes_s, redis.answer = 600.0, RedisUnavailable("timeout")
+    assert not await _watch(events)
+    redis.now += 10.1
+    redis.takes_s, redis.answer = 0.0, Link()
+    assert await _watch(events)
 
 
 async def test_an_attempt_that_fails_at_once_is_repeated_by_the_next_caller(

@@ -7,7 +7,8 @@ when the connection broke. Who has to be sure that it will hear what happens fro
 `confirmed`.
 
 Nobody depends on events, so little time goes into a connection that cannot be opened, as behind a proxy that leaves new
-ones unanswered: after an attempt that failed, callers do without for five times as long as it took.
+ones unanswered: after an attempt that failed, callers do without for five times as long as it took, or until the client
+has opened another connection to the server.
 
 A server that is silent is asked for a sign of life: the other end may be gone, and a proxy before it may keep the
 connection. Where none comes, the connection is given up.
@@ -33,6 +34,7 @@ _TURN_S = 1.0
 """How long the listener waits for a message before it checks whether the client was closed, in seconds."""
 _PAUSE = 5
 """For how many times as long as an attempt to subscribe took, and failed, no other one is made."""
+_PAUSE_S_MAX = 10.0
 _SILENT_S = 2.0
 """How long it waits for a sign of life that it has asked for, in seconds."""
 
@@ -58,7 +60,7 @@ class Subscriptions:
         self._inherited += (self._link, self._background)
         self._link = self._background = None
         self._turn = self._redis.io.slots(1)
-        self._not_before = 0.0
+        self._not_before = self._failed_at = 0.0
         self._asked: tuple[Link, float] | None = None
         """Which connection was asked for a sign of life that has not come, and when."""
         self._wanted: dict[str, Callable[[bytes], None]] = {}
@@ -82,7 +84,8 @@ class Subscriptions:
                     await self._subscribe(channel, end)
         finally:
             if not self.listens(channel):
-                self._not_before = max(self._not_before, monotonic() + _PAUSE * (monotonic() - begun))
+                self._failed_at = now = monotonic()
+                self._not_before = max(self._not_before, now + min(_PAUSE * (now - begun), _PAUSE_S_MAX))
             turn.release()
 
     async def confirmed(self, channel: str, hear: Callable[[bytes], None], *, end: float) -> bool:
@@ -98,7 +101,7 @@ class Subscriptions:
 
     def _is_settled(self, channel: str) -> bool:
         """Return whether the channel is heard already, or whether it is too early for another attempt."""
-        return self.listens(channel) or monotonic() < self._not_before
+        return self.listens(channel) or (monotonic() < self._not_before and self._redis.opened_at <= self._failed_at)
 
     async def _subscribe(self, channel: str, end: float) -> None:
         """Subscribe to one more channel; on a new connection, to all that are wanted."""

@@ -69,6 +69,8 @@ class RedisTier:
         io: Concurrency = TASKS,
     ) -> None:
         self.io = io
+        self.opened_at = 0.0
+        """When a connection was opened last, on this process' clock."""
         self.clock = ServerClock()
         self._settings = settings
         self._keys = keys
@@ -154,6 +156,7 @@ class RedisTier:
         except BaseException:  # a connection without a handshake is never used
             await link.close()
             raise
+        self.opened_at = monotonic()
         return link
 
     async def _handshake(self, link: Link, seconds: float) -> None:
