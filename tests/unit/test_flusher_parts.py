@@ -28,8 +28,8 @@ from statecache_workers.owned_shards import (
 )
 from statecache_workers.postgres_arrays import blobs, integers, texts, times, truths
 from statecache_workers.redis_memory import shortage
+from statecache_workers.slices import Slice, sliced
 from statecache_workers.stream_places import StreamPlace
-from statecache_workers.streams import Slice, sliced
 from statecache_workers.tip_cache import TipCache
 
 ROW = OwnedRow(epoch=3, replid="r", flushed=10, entries=10, bytes=1000, excepted=0)

@@ -21,7 +21,8 @@ from statecache_workers.read_ahead import (
     whole,
 )
 from statecache_workers.sizing import BatchSize
-from statecache_workers.streams import Slice, Wanted
+from statecache_workers.slices import Slice
+from statecache_workers.streams import Wanted
 from statecache_workers.tip_cache import TipCache
 from statecache_workers.values_ahead import ValuesAhead
 

@@ -12,7 +12,7 @@ from statecache.history import Parent, keep
 from statecache.model import ChangeRecord, ChangeSet, Position
 from statecache_workers import values_ahead
 from statecache_workers.owned_shards import Head, Holding, OwnedRow
-from statecache_workers.streams import Entry, Slice
+from statecache_workers.slices import Entry, Slice
 from statecache_workers.tip_cache import TipCache
 from statecache_workers.values_ahead import ValuesAhead
 

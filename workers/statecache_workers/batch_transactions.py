@@ -28,7 +28,7 @@ from statecache_workers.postgres_arrays import integers, texts
 from statecache_workers.postgres_errors import Poison, blames_server
 from statecache_workers.quarantine import tell_parked, write_carefully
 from statecache_workers.sizing import PieceSize
-from statecache_workers.streams import Entry, Slice
+from statecache_workers.slices import Entry, Slice
 
 if TYPE_CHECKING:
     from statecache.keys import KeySpace

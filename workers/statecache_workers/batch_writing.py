@@ -27,7 +27,7 @@ from statecache_workers.postgres_errors import Poison
 
 if TYPE_CHECKING:
     from statecache.model import ChangeSet
-    from statecache_workers.streams import Slice
+    from statecache_workers.slices import Slice
 
 _NOWHERE = Fate("nowhere")
 NO_VALUES = NoValues()

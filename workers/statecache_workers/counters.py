@@ -16,7 +16,7 @@ import msgspec
 if TYPE_CHECKING:
     from statecache_workers.batch_writing import WriteResult
     from statecache_workers.owned_shards import Heads
-    from statecache_workers.streams import Slice
+    from statecache_workers.slices import Slice
 
 CAUSES = ("behind", "sibling", "descendant", "companion", "branch")
 """Why a change becomes a conflict: the flusher's rulings, and `branch` for what an old branch brought back."""

@@ -47,8 +47,9 @@ from statecache_workers.read_ahead import UNREAD_PART, Lookout, still_next
 from statecache_workers.recall import Recall
 from statecache_workers.repair import Repair
 from statecache_workers.sizing import BatchSize
+from statecache_workers.slices import Slice
 from statecache_workers.stream_places import StreamPlace
-from statecache_workers.streams import Slice, Streams, Wanted
+from statecache_workers.streams import Streams, Wanted
 from statecache_workers.tip_cache import TipCache
 from statecache_workers.values_ahead import ValuesAhead
 

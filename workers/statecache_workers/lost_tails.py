@@ -16,8 +16,8 @@ from statecache_workers.logs import alarm, warn
 from statecache_workers.postgres_arrays import texts
 
 if TYPE_CHECKING:
+    from statecache_workers.slices import Slice
     from statecache_workers.stream_places import Gap
-    from statecache_workers.streams import Slice
 
 
 async def tell_of_tails(

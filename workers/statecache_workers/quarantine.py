@@ -29,7 +29,7 @@ from statecache_workers.sizing import PieceSize
 
 if TYPE_CHECKING:
     from statecache.model import ChangeRecord, ChangeSet
-    from statecache_workers.streams import Entry
+    from statecache_workers.slices import Entry
 
 UNREADABLE = "entry"
 """Stands in place of an SQLSTATE where the entry itself could not be read."""

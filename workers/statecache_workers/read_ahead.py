@@ -21,7 +21,8 @@ from statecache.errors import RedisUnavailable
 from statecache_workers.logs import whisper
 from statecache_workers.owned_shards import Head, Heads, Holding, agree, shares, turn_after
 from statecache_workers.pace import Pace
-from statecache_workers.streams import Slice, Streams, Wanted
+from statecache_workers.slices import Slice
+from statecache_workers.streams import Streams, Wanted
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link

@@ -26,8 +26,9 @@ from statecache.entries import ForeignEntry, change_set_of_states, many_of, posi
 from statecache.model import Position
 from statecache_workers.logs import alarm
 from statecache_workers.owned_shards import set_apart
+from statecache_workers.slices import Entry, Slice, weight
 from statecache_workers.stream_places import Gap, LostChange
-from statecache_workers.streams import Entry, Slice, Streams, weight
+from statecache_workers.streams import Streams
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link

@@ -16,7 +16,7 @@ from statecache.history import Kept, Parent, keep
 
 if TYPE_CHECKING:
     from statecache.model import ChangeRecord
-    from statecache_workers.streams import Slice
+    from statecache_workers.slices import Slice
     from statecache_workers.tip_cache import TipCache
 
 _BYTES_AT_ONCE = 128 * 1024
