@@ -137,6 +137,21 @@ async def test_a_gap_that_cannot_be_closed_holds_up_its_own_shard_alone(
     assert flushed(psql)[shard] == 2
 
 
+async def test_what_was_not_committed_is_not_told_as_parked(
+    agents: Agents, worker: Worker, psql: Psql, log: Log
+) -> None:
+    """Each COMMIT that was refused told of it again."""
+    await flush(worker)
+    psql.execute(b"ALTER TABLE change ADD CONSTRAINT no_bad CHECK (key NOT LIKE 'bad/%')")
+    refuse(psql, "XX001", "AFTER", of="late/%")
+    bad, late = agents.key_on(0, "bad"), agents.key_on(1, "late")
+    agents.commit(bad)
+    agents.commit(late)
+    await turns(worker, 5)
+    assert rows(psql, "SELECT keys FROM quarantine") == [([bad],)]
+    assert [line["keys"] for line in log.of("quarantined")] == [[bad]]
+
+
 async def test_a_suspected_shard_is_written_by_itself_and_the_others_together(
     agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from statecache.entries import salvaged
 from statecache.errors import PostgresUnavailable
 from statecache.rules.reconcile import NOTHING, Tip
 from statecache_workers.batch_writing import Judged, WriteResult, judged, mark_of, watermarks, writes
-from statecache_workers.database import Call, Database
+from statecache_workers.database import Call, Database, Transaction
 from statecache_workers.logs import alarm, warn, whisper
 from statecache_workers.lost_tails import gap_calls
 from statecache_workers.owned_shards import OwnedRow, agree, misplaced, set_apart
@@ -169,8 +169,7 @@ class Batches:
                 judgements.append(verdict)
                 done.append((one, WriteResult.of(verdict)))
             self._values.writing({one.shard: one.parents for one in judgements})
-            marks = watermarks([mark_of(*pair) for pair in done], database.lease)
-            await transaction.commit(*writes(judgements), *self._gaps(good), marks)
+            await self._commit(database, transaction, done, *writes(judgements))
         return done
 
     async def _write_carefully(self, database: Database, slices: Sequence[Slice], server: str) -> Written:
@@ -183,7 +182,6 @@ class Batches:
             self._tips.drop(one.shard)
         over = self._monotonic() + self._settings.lease_renew_s
         done: Written = []
-        sent = False
         try:
             async with database.transaction(of_data=True) as transaction:
                 (rows,) = await transaction.run(self._lock(slices))
@@ -201,17 +199,25 @@ class Batches:
                     one.keep(placed)
                     done.append((one, outcome))
                     self._placed_last = one.shard
-                marks = watermarks([mark_of(*pair) for pair in done], database.lease)
-                sent = True
-                await transaction.commit(*self._gaps([one for one, _ in done]), marks)
+                await self._commit(database, transaction, done)
         except Poison as error:  # parking it is refused as well: for a person to see, and nothing is lost meanwhile
             alarm("not_quarantined", shards=[one.shard for one in slices], sqlstate=error.sqlstate)
-            sent = False
             raise PostgresUnavailable(error.sqlstate, detail="what it refuses cannot be parked either") from error
-        finally:
-            for one, outcome in done if sent else ():  # where no answer came to COMMIT it may be parked, too
-                tell_parked(one.shard, outcome.parked)
         return done
+
+    async def _commit(self, database: Database, transaction: Transaction, done: Written, *calls: Call) -> None:
+        """Commit what was written, with the last calls, and raise the alarms about it.
+
+        They are raised as well where no answer came to the COMMIT, for it may have been carried out.
+        """
+        gaps = [call for one, _ in done for gap in one.gaps for call in gap_calls(one, gap, by=self._owner)]
+        committed = False
+        try:
+            await transaction.commit(*calls, *gaps, watermarks([mark_of(*pair) for pair in done], database.lease))
+            committed = True
+        finally:
+            for one, outcome in done if committed or not database.alive else ():
+                tell_parked(one.shard, outcome.parked)
 
     def _turn_of(self, one: Slice) -> tuple[bool, bool, int]:
         """Return by what shards are sorted: gaps first, which are told of each time, then those behind the last one."""
@@ -220,9 +226,6 @@ class Batches:
     def _is_over(self, one: Slice, end: float) -> bool:
         """Return whether the time is up; a gap is closed as a whole."""
         return one.cut != "gap" and not one.gaps and self._monotonic() > end
-
-    def _gaps(self, slices: Sequence[Slice]) -> list[Call]:
-        return [call for one in slices for gap in one.gaps for call in gap_calls(one, gap, by=self._owner)]
 
     def _lock(self, slices: Sequence[Slice]) -> Call:
         return Call("flush_lock", {"shards": integers(sorted(one.shard for one in slices)), "owner": self._owner})
