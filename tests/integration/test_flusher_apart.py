@@ -137,6 +137,29 @@ async def test_a_gap_that_cannot_be_closed_holds_up_its_own_shard_alone(
     assert flushed(psql)[shard] == 2
 
 
+async def test_of_a_gap_what_stands_before_it_is_flushed_and_told_once(
+    agents: Agents, worker: Worker, psql: Psql, redis_raw: Any, log: Log
+) -> None:
+    await flush(worker)
+    refuse(psql, "XX001")
+    keys = ["bad/0", *("bad/0/" + str(number) for number in range(BEFORE))]
+    shard = agents.keys.shard("bad/0")
+    fine = [agents.key_on(shard, f"fine{number}") for number in range(BEFORE)]
+    for key in [*fine, "bad/0", *keys[1:]]:
+        agents.commit(key)
+    redis_raw.xdel(agents.keys.changes(shard), *agents.entries(shard))
+    await turns(worker)
+    assert flushed(psql)[shard] == BEFORE
+    assert "bad/0" in log.of("not_written")[0]["reason"]
+    relent(psql)
+    worker.refresh()
+    await flush(worker)
+    told = [(line["first"], line["last"]) for line in log.of("gap")]
+    assert [first for first, _ in told] == [1, *(last + 1 for _, last in told[:-1])]
+    assert told[-1][1] == flushed(psql)[shard] == BEFORE + len(keys)
+    assert rows(psql, "SELECT count(*) FROM change") == [(BEFORE + len(keys),)]
+
+
 async def test_what_was_not_committed_is_not_told_as_parked(
     agents: Agents, worker: Worker, psql: Psql, log: Log
 ) -> None:

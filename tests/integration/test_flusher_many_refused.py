@@ -189,7 +189,39 @@ async def test_keys_whose_states_are_refused_too_are_found_in_few_round_trips(
     assert exchanges < 100
 
 
-async def test_a_gap_is_not_put_off(
+async def test_a_gap_is_passed_in_parts_when_the_time_is_up(
+    agents: Agents, make_worker: MakeWorker, psql: Psql, redis_raw: Any, log: Log
+) -> None:
+    """Closed as a whole it took longer than a lease, was told anew each time, and its shard never went on."""
+    clock, keys = Ticking(), agents.keys
+    worker = make_worker(monotonic=clock)
+    await flush(worker)
+    psql.execute(NO_BAD)
+    commit_bad(agents)
+    shard, gone = keys.shard("bad/1/0"), [*range(5, REFUSED, 7)]
+    redis_raw.xdel(keys.changes(shard), *agents.entries(shard))
+    redis_raw.unlink(*(keys.state(f"bad/1/{number}") for number in gone))
+    clock.step_s = 0.2
+    while flushed(psql)[shard] < REFUSED:
+        await worker.turn()
+        ((size, excepted),) = rows(psql, "SELECT bytes, excepted FROM shard WHERE shard = %s", shard)
+        assert size <= int(agents.meta(shard)["bytes"])
+        assert excepted == flushed(psql)[shard]
+        assert sum(line.get("more", 1) for line in log.of("quarantined")) == parked(psql)
+    told = [(line["first"], line["last"], line["repaired"] + line["lost"]) for line in log.of("gap")]
+    assert len(told) > 3
+    assert [first for first, _, _ in told] == [1, *(last + 1 for _, last, _ in told[:-1])]
+    assert told[-1][1] == REFUSED == sum(count for *_, count in told)
+    recorded = rows(psql, "SELECT first_n, last_n, positions, keys FROM lost ORDER BY first_n")
+    assert recorded == [(number + 1, number + 1, 1, [f"bad/1/{number}"]) for number in gone]
+    assert parked(psql) == REFUSED - len(gone)
+    counters, meta = worker.flusher.counters, agents.meta(shard)
+    assert (counters.lost, counters.repaired) == (len(gone), REFUSED - len(gone))
+    assert (meta["flushed"], meta["flushed_bytes"]) == (meta["n"], meta["bytes"])
+    assert (log.of("unstable"), log.of("batch_too_large")) == ([], [])
+
+
+async def test_a_gap_that_is_put_off_is_told_once(
     make_settings: MakeSettings, make_worker: MakeWorker, redis_raw: Any, log: Log
 ) -> None:
     """Each time it was told anew, and its shard, of which nothing fitted together, was set apart."""

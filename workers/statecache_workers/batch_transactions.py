@@ -12,7 +12,6 @@ next renewal of the leases. Where all are refused, that is an outage like others
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from statecache.concurrency import TASKS
@@ -22,7 +21,7 @@ from statecache.rules.reconcile import NOTHING, Tip
 from statecache_workers.batch_writing import Judged, WriteResult, judged, mark_of, watermarks, writes
 from statecache_workers.database import Call, Database, Transaction
 from statecache_workers.logs import alarm, warn, whisper
-from statecache_workers.lost_tails import gap_calls
+from statecache_workers.lost_tails import gap_calls, tell_gap
 from statecache_workers.owned_shards import OwnedRow, agree, misplaced, set_apart
 from statecache_workers.postgres_arrays import integers, texts
 from statecache_workers.postgres_errors import Poison, blames_server
@@ -106,7 +105,7 @@ class Batches:
         some = [one for one in slices if one.end.n > one.start.n]  # others were left when it was tried carefully
         for at, one in enumerate(some):
             if at and self._monotonic() > over:
-                _leave(one)
+                one.put_off()
                 continue
             try:
                 done += await self._write_piece(database, one, server)
@@ -122,7 +121,7 @@ class Batches:
             suspect.size.refused(1)
             one.holding.reason, suspect.told = suspect.told, why  # it may have been opened since
             set_apart(one.holding, "not_written", why)
-            _leave(one)
+            one.put_off()
         return done
 
     async def _write_piece(self, database: Database, one: Slice, server: str) -> Written:
@@ -130,12 +129,11 @@ class Batches:
         suspect, most = self._suspects.get(one.shard) or _Suspect(), len(one.entries)
         size = suspect.size
         while True:
-            if one.cut != "gap" and not one.gaps:  # a gap is closed as a whole
-                one.keep(size.entries)
+            one.keep(size.entries)
             try:
                 done = await self._write(database, [one], server)
             except PostgresUnavailable as error:
-                if len(one.entries) <= 1 or one.cut == "gap" or one.gaps or _is_outage(error, database):
+                if len(one.entries) <= 1 or _is_outage(error, database):
                     raise
                 size.refused(len(one.entries))
                 continue
@@ -188,13 +186,13 @@ class Batches:
                 good = self._still_ours(slices, rows, server)
                 if not good:
                     return []
-                for one in sorted(good, key=self._turn_of):
+                for one in sorted(good, key=lambda one: (one.shard <= self._placed_last, one.shard)):
                     if done and self._monotonic() > over + self._settings.lease_renew_s:
-                        _leave(one)
+                        one.put_off()
                         continue
                     outcome, placed = await write_carefully(
                         transaction, one.shard, one.entries, self._histories.latest, size=self._piece,
-                        is_over=partial(self._is_over, one, over),
+                        is_over=lambda: self._monotonic() > over,
                     )  # fmt: skip
                     one.keep(placed)
                     done.append((one, outcome))
@@ -218,14 +216,8 @@ class Batches:
         finally:
             for one, outcome in done if committed or not database.alive else ():
                 tell_parked(one.shard, outcome.parked)
-
-    def _turn_of(self, one: Slice) -> tuple[bool, bool, int]:
-        """Return by what shards are sorted: gaps first, which are told of each time, then those behind the last one."""
-        return one.cut != "gap", one.shard <= self._placed_last, one.shard
-
-    def _is_over(self, one: Slice, end: float) -> bool:
-        """Return whether the time is up; a gap is closed as a whole."""
-        return one.cut != "gap" and not one.gaps and self._monotonic() > end
+                if one.cut == "gap":
+                    tell_gap(one)
 
     def _lock(self, slices: Sequence[Slice]) -> Call:
         return Call("flush_lock", {"shards": integers(sorted(one.shard for one in slices)), "owner": self._owner})
@@ -269,11 +261,6 @@ class Batches:
 
 def _is_outage(error: PostgresUnavailable, database: Database) -> bool:
     return blames_server(error) or not database.alive
-
-
-def _leave(one: Slice) -> None:
-    """Drop a slice's entries: they come with a later batch."""
-    one.entries, one.end = [], one.start
 
 
 def _named(one: Slice) -> str:

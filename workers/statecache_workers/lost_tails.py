@@ -14,6 +14,7 @@ from statecache.errors import PostgresUnavailable
 from statecache_workers.database import Call, Database
 from statecache_workers.logs import alarm, warn
 from statecache_workers.postgres_arrays import texts
+from statecache_workers.stream_places import KEYS_MAX
 
 if TYPE_CHECKING:
     from statecache_workers.slices import Slice
@@ -56,6 +57,14 @@ def gap_calls(one: Slice, gap: Gap, *, by: str) -> list[Call]:
         ]
         calls.append(Call("report_lost", _columns(told) | {"by": by}))
     return calls
+
+
+def tell_gap(one: Slice) -> None:
+    """Raise the alarm about a gap that is passed."""
+    first, last, lost = one.start.n + 1, one.end.n, sum(gap.lost for gap in one.gaps)
+    keys = list(dict.fromkeys(key for gap in one.gaps for key in gap.keys))[:KEYS_MAX]
+    alarm("gap", shard=one.shard, first=first, last=last, repaired=last - first + 1 - lost, lost=lost,
+          missing_bytes=one.missing_bytes, keys=keys)  # fmt: skip
 
 
 def _columns(told: Sequence[tuple[int, int, int, str, str]]) -> dict[str, Any]:

@@ -12,6 +12,9 @@ where.
 
 Keys of what is lost are named by those who still know: the list of what is dirty, and the last commits that each state
 remembers. These are kept by their change_ids too, so that they are not applied again when the state has forgotten them.
+
+A gap may be passed in parts: what a batch leaves of it is a gap for the next one, which goes through it anew. What is
+lost in a part is recorded with it, and the alarm is raised once that is committed.
 """
 
 from __future__ import annotations
@@ -24,9 +27,8 @@ import msgspec
 
 from statecache.entries import ForeignEntry, change_set_of_states, many_of, position_of
 from statecache.model import Position
-from statecache_workers.logs import alarm
 from statecache_workers.owned_shards import set_apart
-from statecache_workers.slices import Entry, Slice, weight
+from statecache_workers.slices import Entry, Slice
 from statecache_workers.stream_places import Gap, LostChange
 from statecache_workers.streams import Streams
 
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
 _Dirty = tuple[int, str]
 _State = dict[str, bytes]
 _KEYS_PER_READ = 64
-KEYS_MAX = 10
-"""How many keys of lost changes are named."""
 _NAMED_AT_ONCE = 1000
 """How many dirty states behind a gap are asked at a time for the commits before theirs."""
 
@@ -78,9 +78,8 @@ class _Rebuilt(msgspec.Struct):
         return [self._gap(run) for run in runs]
 
     def _gap(self, run: Sequence[int]) -> Gap:
-        keys = list(dict.fromkeys(key for n in run for key in self.keys.get(n, ())))
         changes = [change for n in run for change in sorted(self.changes.get(n, ()))]
-        return Gap(run[0], run[-1], len(run), keys[:KEYS_MAX], changes)
+        return Gap(run[0], run[-1], len(run), self.keys, changes)
 
 
 class Repair:
@@ -92,30 +91,25 @@ class Repair:
         self._streams = streams
 
     async def fill(self, link: Link, one: Slice, most: int) -> None:
-        """Fill a gap's slice with what can be rebuilt, of so many positions at most, and raise the alarm."""
-        start, last = one.start, one.end.n
-        first, end = start.n + 1, min(last, start.n + most)
+        """Fill a gap's slice with what can be rebuilt, of so many positions at most."""
+        first, last = one.start.n + 1, one.end.n
+        end = min(last, one.start.n + most)
         unflushed = self._keys.unflushed(one.shard)
         (reply,) = await self._streams.run(link, [("ZRANGEBYSCORE", unflushed, first, end, "WITHSCORES")])
         if isinstance(reply, Exception):
             set_apart(one.holding, "foreign_data", f"{unflushed}: {reply}")
-            one.end = start
+            one.put_off()
             return
         named = zip(reply[::2], reply[1::2], strict=True)
         dirty = [(int(float(n)), key.decode("utf-8", "replace")) for key, n in named if b"/" in key]
         rebuilt = await self._rebuild(link, one, dirty, end)
-        end, known = rebuilt.end, _bytes_of(one)
-        lost = end - first + 1 - len(rebuilt.whole)
-        if lost:
+        if len(rebuilt.whole) < rebuilt.end - first + 1:
             await self._name_overwritten(link, one.shard, rebuilt, first)
-        if end < last:  # where some of it is lost, nobody knows what the rest counts for
-            one.end = start._replace(n=end, bytes=one.end.bytes if lost or known is None else start.bytes + known)
-        missing_bytes = 0 if known is None else max(0, one.end.bytes - start.bytes - known)
-        one.gaps = rebuilt.lost(first) or ([Gap(first, end, 1, [])] if missing_bytes else [])
-        lost = sum(gap.lost for gap in one.gaps)
-        keys = list(dict.fromkeys(key for gap in one.gaps for key in gap.keys))[:KEYS_MAX]
-        alarm("gap", shard=one.shard, first=first, last=end, repaired=end - first + 1 - lost, lost=lost,
-              missing_bytes=missing_bytes, keys=keys)  # fmt: skip
+        one.gaps = rebuilt.lost(first)
+        if rebuilt.end < last:
+            one.stop_at(rebuilt.end)
+        if not one.gaps and one.missing_bytes:
+            one.gaps = [Gap(first, one.end.n, 1, {})]
 
     async def _rebuild(self, link: Link, one: Slice, dirty: Sequence[_Dirty], end: int) -> _Rebuilt:
         """Add the entries of the dirty keys up to where the batch is full, and return what came of it."""
@@ -173,12 +167,6 @@ def _remembered(one: bytes) -> tuple[str, int, int]:
     epoch, _, n = place.partition(b"-")
     known = epoch.isdigit() and n.isdigit()
     return _text(change_id), int(epoch) if known else 0, int(n) if known else 0
-
-
-def _bytes_of(one: Slice) -> int | None:
-    """Return what the rebuilt entries count for in the shard's bytes; None where one of them cannot be read."""
-    sizes = [weight(entry.change_set) for entry in one.entries if entry.change_set is not None]
-    return sum(sizes) if len(sizes) == len(one.entries) else None
 
 
 def _entry(one: Slice, n: int, states: Sequence[_State]) -> Entry:

@@ -79,11 +79,46 @@ class Slice(msgspec.Struct, kw_only=True):
         yield self.end
 
     def keep(self, count: int) -> None:
-        """Drop the entries behind the first so many."""
-        if count < len(self.entries):
-            del self.entries[count:]
+        """Drop the entries behind the first so many; where these are none, all is left for later."""
+        if count >= len(self.entries):
+            return
+        dropped = self.entries[count]
+        del self.entries[count:]
+        if not count:
+            self.put_off()
+        elif self.cut == "gap":
+            self.stop_at(dropped.position.n - 1)
+        else:
             self.cut = ""
             self.close()
+
+    def put_off(self) -> None:
+        """Leave all of it for later."""
+        self.entries, self.gaps, self.end = [], (), self.start
+
+    def stop_at(self, n: int) -> None:
+        """End a gap at a position inside it, behind its entries: what comes then is a gap of its own.
+
+        Where some of it is lost, nobody knows what the rest counts for: all is counted at once. So it is with bytes of
+        which nobody knows where they are missing.
+        """
+        missing = 0 if all(gap.run for gap in self.gaps) else self.missing_bytes
+        self.gaps = [gap.upto(n) for gap in self.gaps if gap.first <= n]
+        known, size = self.known_bytes, self.end.bytes
+        if known is not None and not any(gap.run for gap in self.gaps):
+            size = min(size, self.start.bytes + known + missing)
+        self.end = self.start._replace(n=n, bytes=size)
+
+    @property
+    def known_bytes(self) -> int | None:
+        """What the entries count for in the shard's bytes; None where one of them cannot be read."""
+        sizes = [weight(entry.change_set) for entry in self.entries if entry.change_set is not None]
+        return sum(sizes) if len(sizes) == len(self.entries) else None
+
+    @property
+    def missing_bytes(self) -> int:
+        """What a gap lacks in bytes, as far as that is known."""
+        return 0 if (known := self.known_bytes) is None else max(0, self.end.bytes - self.start.bytes - known)
 
     def shorten(self, bytes_max: int) -> int:
         """Drop entries past that many bytes, but for the first, and return how many bytes are kept."""
