@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -12,7 +13,10 @@ from statecache import Settings
 from statecache.clock import monotonic
 from statecache.errors import PostgresUnavailable
 from statecache.keys import KeySpace
+from statecache.model import ChangeRecord, ChangeSet, Position
+from statecache.rules.reconcile import Applied, Tip
 from statecache_workers.database import Database
+from statecache_workers.quarantine import _mark
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushed, rows
@@ -167,13 +171,14 @@ async def test_what_a_trigger_refuses_is_parked(agents: Agents, worker: Worker, 
     assert parked(psql) == 2
 
 
+@pytest.mark.parametrize("refused", ["%", "%0", "%/255"])
 async def test_keys_whose_states_are_refused_too_are_found_in_few_round_trips(
-    agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+    agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    """One by one they took longer than a lease, of one commit that cannot be parted."""
+    """One by one they took longer than a lease, of one commit that cannot be parted; and so did halves of it."""
     await flush(worker)
     psql.execute(NO_BAD)
-    psql.execute(b"ALTER TABLE state ADD CONSTRAINT no_last CHECK (key NOT LIKE '%/255')")
+    psql.execute(f"ALTER TABLE state ADD CONSTRAINT no_such CHECK (key NOT LIKE '{refused}')".encode())
     exchange, exchanges = Database.exchange, 0
 
     async def counted(database: Database, statements: Any) -> Any:
@@ -182,11 +187,62 @@ async def test_keys_whose_states_are_refused_too_are_found_in_few_round_trips(
         return await exchange(database, statements)
 
     monkeypatch.setattr(Database, "exchange", counted)
-    agents.commit(*(f"bad/1/{number:03}" for number in range(256)))
+    keys = [f"bad/1/{number:03}" for number in range(256)]
+    agents.commit(*keys)
     await flush(worker)
-    assert rows(psql, "SELECT count(*) FROM state WHERE op = 'quarantined'") == [(255,)]
+    marked = rows(psql, "SELECT key FROM state WHERE op = 'quarantined' ORDER BY key")
+    assert marked == [(key,) for key in keys if not key.endswith(refused.strip("%") if refused != "%" else "")]
     assert parked(psql) == 1
-    assert exchanges < 100
+    assert exchanges < 30
+
+
+@pytest.mark.parametrize("raised", ["22003", "23514", "54000", "P0001", "P0004", "", "53100"])
+async def test_a_key_whose_state_is_refused_leaves_the_others_theirs(
+    agents: Agents, worker: Worker, psql: Psql, raised: str
+) -> None:
+    """Where Postgres blames the data, in whatever way; what blames the circumstances is waited out."""
+    await flush(worker)
+    psql.execute(NO_BAD)
+    how = f"RAISE EXCEPTION 'no' USING ERRCODE = '{raised}'" if raised else "ASSERT false"
+    psql.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN IF NEW.key = 'bad/1/b' THEN {how}; END IF; RETURN NEW; END $$".encode()
+    )
+    psql.execute(b"CREATE TRIGGER refuse BEFORE INSERT ON state FOR EACH ROW EXECUTE FUNCTION refuse()")
+    agents.commit("bad/1/a", "bad/1/b", "bad/1/c")
+    if raised == "53100":
+        with pytest.raises(PostgresUnavailable, match="53100"):
+            await flush(worker)
+        assert parked(psql) == 0
+        psql.execute(b"DROP TRIGGER refuse ON state")
+    await flush(worker)
+    marked = [key for (key,) in rows(psql, "SELECT key FROM state ORDER BY key")]
+    assert marked == ["bad/1/a", *["bad/1/b"][: raised == "53100"], "bad/1/c"]
+
+
+async def test_marks_are_exact_and_what_cannot_be_spelled_unmarks_no_other(worker: Worker, psql: Psql) -> None:
+    _, database = await worker.connect()
+    at, odd = datetime(2026, 11, 20, 11, 21, 15, 123457, tzinfo=UTC), 'a"\\{}%s\u2028\U0001f600'
+    keys = [f"runs/{odd}", "runs/a\0b", "runs/a\ud800b"]
+    changes = tuple(
+        ChangeRecord(
+            change_id=odd, key=key, op="set", version=2**63 - 1, parent_change_id="a\0b", value=b"", encoding="",
+            schema="",
+        )
+        for key in keys
+    )  # fmt: skip
+    parked_set = ChangeSet(
+        position=Position(2**53 + 1, 2**62 + 1), change_id=odd, at=at, writer="a\0b", actor="", reason="", entries=1,
+        bytes=1, changes=changes,
+    )  # fmt: skip
+    async with database.transaction(of_data=True) as transaction:
+        tips = await _mark(transaction, 3, [Applied(parked_set, change, False) for change in changes])
+        await transaction.commit()
+    assert tips == {keys[0]: Tip(2**63 - 1, odd, broken=True)}
+    columns = "key, shard, op, value, version, epoch, n, change_id, parent_change_id, writer, updated_at"
+    assert rows(psql, f"SELECT {columns} FROM state") == [
+        (keys[0], 3, "quarantined", b"", 2**63 - 1, 2**53 + 1, 2**62 + 1, odd, "a\ufffdb", "a\ufffdb", at)
+    ]
 
 
 async def test_a_gap_is_passed_in_parts_when_the_time_is_up(

@@ -13,14 +13,14 @@ a worker that goes through a whole batch would lose its lease meanwhile, and all
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import chain, takewhile
-from typing import TYPE_CHECKING
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from statecache.entries import INTEGER_MAX, salvaged, storable
 from statecache.rules.reconcile import NOTHING, Applied, Judgement, Tip
-from statecache_workers.batch_writing import Judged, Raw, WriteResult, judged, keep_tips, writes
+from statecache_workers.batch_writing import Judged, Raw, WriteResult, judged, writes
 from statecache_workers.database import Call, Savepoint, Transaction
 from statecache_workers.logs import alarm
 from statecache_workers.postgres_arrays import texts
@@ -164,23 +164,29 @@ async def _ruled(transaction: Transaction, shard: int, parked: ChangeSet) -> Jud
 async def _mark(transaction: Transaction, shard: int, continuing: Sequence[Applied]) -> dict[str, Tip]:
     """Mark the tips that a parked change-set's changes would have continued, and return the marked ones.
 
-    Of a key whose state Postgres refuses too there can be no such tip.
+    Of a key whose state Postgres refuses too, or whose name it cannot hold, there can be no such tip.
     """
-    if not continuing:
+    possible = [(parked, change) for parked, change, _ in continuing if _can_be_held(change)]
+    if not possible:
         return {}
-    marks = [(keep_tips([change.key], [False]), _mark_of(shard, parked, change)) for parked, change, _ in continuing]
+    marks = msgspec.json.encode([_mark_of(shard, *one) for one in possible]).decode()
+    given, made = Call("quarantine_marks_given", {"marks": marks}), Call("quarantine_marks_made", {})
     try:
-        await transaction.run("SAVEPOINT", *chain.from_iterable(marks), "RELEASE")
+        *_, keys, _ = await transaction.run("SAVEPOINT", given, Call("quarantine_mark", {}), made, "RELEASE")
     except Poison:
         await transaction.run("ROLLBACK TO", "RELEASE")
-        half = len(continuing) // 2
-        halves = [continuing[:half], continuing[half:]] if half else []
-        return {key: tip for one in halves for key, tip in (await _mark(transaction, shard, one)).items()}
-    return {change.key: Tip(change.version, change.change_id, broken=True) for _, change, _ in continuing}
+        return {}
+    marked = {key for (key,) in keys}
+    tips = {change.key: Tip(change.version, change.change_id, broken=True) for _, change in possible}
+    return {key: tip for key, tip in tips.items() if key in marked}
 
 
-def _mark_of(shard: int, parked: ChangeSet, change: ChangeRecord) -> Call:
-    parameters = {
+def _can_be_held(change: ChangeRecord) -> bool:
+    return all(text == storable(text) for text in (change.key, change.change_id))
+
+
+def _mark_of(shard: int, parked: ChangeSet, change: ChangeRecord) -> dict[str, Any]:
+    return {
         "key": change.key,
         "shard": shard,
         "version": change.version,
@@ -191,4 +197,3 @@ def _mark_of(shard: int, parked: ChangeSet, change: ChangeRecord) -> Call:
         "writer": storable(parked.writer),
         "at": parked.at,
     }
-    return Call("quarantine_mark", parameters)
