@@ -11,7 +11,7 @@ next renewal of the leases. Where all are refused, that is an outage like others
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from statecache.concurrency import TASKS
@@ -37,15 +37,17 @@ if TYPE_CHECKING:
     from statecache_workers.values_ahead import ValuesAhead
 
 _KEYS_SHOWN = 3
+_PAUSE = 10
+"""After how many times as long as an attempt took a shard is tried again that was set apart."""
 Written = list[tuple[Slice, WriteResult]]
 """The slices that were committed, each as far as it was, and what became of them."""
 
 
 class _Suspect:
-    """A shard of which Postgres refused a change: how many entries to try next, and what was told last."""
+    """A shard of which Postgres refused a change: how many entries to try next, and when, and what was told last."""
 
     def __init__(self) -> None:
-        self.size, self.told = PieceSize(), ""
+        self.size, self.told, self.not_before = PieceSize(), "", 0.0
 
 
 class Batches:
@@ -84,7 +86,20 @@ class Batches:
             if _is_outage(error, database):
                 raise
             done += await self._write_each(database, others, server)
+        for one in suspected:
+            if self._monotonic() < self._suspects[one.shard].not_before:
+                self._set_apart(one)
         return done + await self._write_each(database, suspected, server)
+
+    @property
+    def refused(self) -> dict[int, str]:
+        """The shards of which Postgres refuses a change, and which one that is."""
+        return {shard: suspect.told for shard, suspect in self._suspects.items() if suspect.told}
+
+    def suspect_only(self, shards: Collection[int]) -> None:
+        """Suspect none but these shards."""
+        for shard in self._suspects.keys() - shards:
+            del self._suspects[shard]
 
     async def _write(self, database: Database, slices: Sequence[Slice], server: str) -> Written:
         """Commit slices together; park what Postgres refuses of their data."""
@@ -101,31 +116,45 @@ class Batches:
         """
         over = self._monotonic() + self._settings.lease_renew_s
         done: Written = []
-        refused: list[tuple[Slice, PostgresUnavailable]] = []
+        refused: list[tuple[Slice, PostgresUnavailable, float]] = []
         some = [one for one in slices if one.end.n > one.start.n]  # others were left when it was tried carefully
         for at, one in enumerate(some):
             if at and self._monotonic() > over:
                 one.put_off()
                 continue
+            begun = self._monotonic()
             try:
-                done += await self._write_piece(database, one, server)
+                done += await self._write_piece(database, one, server, over)
             except PostgresUnavailable as error:
                 if _is_outage(error, database):
                     raise
-                refused.append((one, error))
-        for one, met in refused:
+                refused.append((one, error, self._monotonic() - begun))
+        for one, met, took_s in refused:
             why = f"{_named(one)} is refused: {met.reason}, {met.detail}"
             if not done and one.shard not in self._suspects:
                 raise PostgresUnavailable(met.reason, detail=why) from met
             suspect = self._suspects.setdefault(one.shard, _Suspect())
-            suspect.size.refused(1)
-            one.holding.reason, suspect.told = suspect.told, why  # it may have been opened since
-            set_apart(one.holding, "not_written", why)
-            one.put_off()
+            suspect.size.refused(len(one.entries))
+            if len(one.entries) > 1:
+                one.put_off()
+                continue
+            suspect.not_before = self._monotonic() + _PAUSE * took_s
+            self._set_apart(one, why)
         return done
 
-    async def _write_piece(self, database: Database, one: Slice, server: str) -> Written:
-        """Commit the first entries of a slice, as many as Postgres takes; raise what it says of a single one."""
+    def _set_apart(self, one: Slice, why: str = "") -> None:
+        """Leave a suspected shard for later, with an alarm where something new is to be told."""
+        suspect = self._suspects[one.shard]
+        one.holding.reason = suspect.told  # it may have been opened since
+        suspect.told = why or suspect.told
+        set_apart(one.holding, "not_written", suspect.told)
+        one.put_off()
+
+    async def _write_piece(self, database: Database, one: Slice, server: str, over: float) -> Written:
+        """Commit the first entries of a slice, as many as Postgres takes.
+
+        Raises what it says of a single one, or of those that were tried last when the time was up.
+        """
         suspect, most = self._suspects.get(one.shard) or _Suspect(), len(one.entries)
         size = suspect.size
         while True:
@@ -133,7 +162,7 @@ class Batches:
             try:
                 done = await self._write(database, [one], server)
             except PostgresUnavailable as error:
-                if len(one.entries) <= 1 or _is_outage(error, database):
+                if len(one.entries) <= 1 or _is_outage(error, database) or self._monotonic() > over:
                     raise
                 size.refused(len(one.entries))
                 continue
@@ -264,10 +293,12 @@ def _is_outage(error: PostgresUnavailable, database: Database) -> bool:
 
 
 def _named(one: Slice) -> str:
-    """Return what names a slice's first entry, which is the only one, or which begins a gap."""
+    """Return what names the entry of a slice, or the first one of more."""
     if not one.entries:
         return f"the gap behind {one.start.n}"
     first = one.entries[0]
+    if len(one.entries) > 1:
+        return f"one of {len(one.entries)} changes from {first.position} on"
     change_id, keys = salvaged(first.fields)
     if first.change_set is not None:  # one that was rebuilt has nothing else
         change_id, keys = first.change_set.change_id, tuple(change.key for change in first.change_set.changes)

@@ -72,7 +72,7 @@ class Exposition(Collector):
         yield _gauge("shards_owned", "How many shards are its own, by leases that stand.", worker.owned)
         yield _gauge("shards_closed", "How many of its shards have a gate that it could not open.", closed)
         yield _gauge("shards_apart", "How many of its shards are set apart, for what it found there.",
-                     sum(one.phase == "apart" for one in holdings))  # fmt: skip
+                     len(worker.apart))  # fmt: skip
         yield _gauge("shards_avoided", "How many shards it leaves to others, for it could not serve them.",
                      len(worker.avoidance.shards))  # fmt: skip
         yield _gauge("redis_full", "Whether Redis is nearly full of what may not be evicted.", worker.room.full)

@@ -168,9 +168,9 @@ class Worker:
     async def _tend(self, link: Link, database: Database) -> None:
         now = self._monotonic()
         await look_again(self.avoidance, self.ownership, self.flusher.streams, link, database, now)
-        before = self.share.live
+        before, trouble = self.share.live, self.trouble
         share = self.share = await self.ownership.tend(
-            database, avoid=self.avoidance, take=self.taking, trouble=self.trouble
+            database, avoid=self.avoidance, take=self.taking, trouble=trouble
         )
         taken = share.rows.keys() - self.holdings.keys()
         lost = self.holdings.keys() - share.rows.keys() - share.held
@@ -190,6 +190,7 @@ class Worker:
             self.flusher.tips.drop(holding.shard)
         await leave_held(self.ownership, database, held, self._monotonic(), long_s=self.settings.lease_s)
         self.avoidance.hold(self.holdings, now)
+        self.flusher.batches.suspect_only(self.holdings)
         if taken or lost:
             say("shards", taken=len(taken), lost=len(lost), owned=len(self.holdings), workers=share.live)
         for pid, shards, name in share.ended:
@@ -198,7 +199,7 @@ class Worker:
             warn("reaped", workers=share.reaped)
         hopeless = [one for one in self.avoidance.hopeless(now) if one not in self.gatekeeper.opening]
         if share.able and hopeless:
-            await self._give_up(link, database, hopeless, self.trouble)
+            await self._give_up(link, database, hopeless, trouble)
         elif (lost or not self._joined) and share.live > 1:
             await self.flusher.streams.ring(link)
         self._joined = True
@@ -223,9 +224,15 @@ class Worker:
         return served
 
     @property
+    def apart(self) -> dict[int, str]:
+        """The shards that are set apart, and why; also while what Postgres refused of them is tried again."""
+        apart = {one.shard: one.reason for one in self.holdings.values() if one.phase == "apart"}
+        return apart | {shard: told for shard, told in self.flusher.batches.refused.items() if shard in self.holdings}
+
+    @property
     def trouble(self) -> str:
         """What hinders the worker, in words; '' where nothing does."""
-        apart = [f"shard {one.shard}: {one.reason or 'held'}" for one in self.holdings.values() if one.phase == "apart"]
+        apart = [f"shard {shard}: {reason or 'held'}" for shard, reason in self.apart.items()]
         closed = any(one.phase == "new" for one in self.holdings.values())
         gate = self.gatekeeper.reason if closed else ""
         avoided = self._given_up_for if self.avoidance.shards else ""
