@@ -55,7 +55,7 @@ async def turns(worker: Worker, count: int = 30) -> None:
             await worker.turn()
 
 
-@pytest.mark.parametrize(("state", "when"), [*((code, "BEFORE") for code in CODES), ("23514", "AFTER")])
+@pytest.mark.parametrize(("state", "when"), [*((code, "BEFORE") for code in CODES), ("XX001", "AFTER")])
 async def test_a_change_that_is_refused_holds_up_its_own_shard_alone_and_is_named(
     agents: Agents, worker: Worker, psql: Psql, log: Log, state: str, when: str
 ) -> None:

@@ -279,10 +279,12 @@ async def test_an_outage_is_waited_out_and_never_blamed_on_the_data(
     assert rows(psql, "SELECT count(*) FROM quarantine") == [(0,)]
 
 
-async def test_an_error_at_commit_is_blamed_on_no_change(agents: Agents, worker: Worker, psql: Psql) -> None:
+async def test_an_error_at_commit_that_is_not_of_the_data_is_blamed_on_no_change(
+    agents: Agents, worker: Worker, psql: Psql
+) -> None:
     await flush(worker)
     agents.commit("runs/1")
-    body = "RAISE EXCEPTION 'deferred' USING ERRCODE = '23514';"
+    body = "RAISE EXCEPTION 'deferred' USING ERRCODE = 'XX001';"
     with _trigger(psql, "change", body, deferred=True), pytest.raises(PostgresUnavailable, match="deferred"):
         await flush(worker)
     assert rows(psql, "SELECT count(*) FROM quarantine") == [(0,)]

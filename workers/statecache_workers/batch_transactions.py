@@ -2,8 +2,8 @@
 
 Where it refuses data, the slices are written piece by piece, and what it refuses is parked (`quarantine`).
 
-Where it refuses for a reason that blames neither the data nor the server, such as a damaged page, a deferred constraint
-or an error of a trigger's own, each shard's slice gets a transaction of its own. A shard that is refused while others
+Where it refuses for a reason that blames neither the data nor the server, such as a damaged page or an error
+of a trigger's own, each shard's slice gets a transaction of its own. A shard that is refused while others
 are taken is suspected from then on, and written by itself: half of what was refused, twice what was taken, as far as
 the one entry that stands in its way. Then it is set apart with an alarm that names that entry, and tried again with the
 next renewal of the leases. Where all are refused, that is an outage like others.

@@ -29,7 +29,7 @@ from statecache.settings import masked
 from statecache.sql import statement
 from statecache_workers.logs import whisper
 from statecache_workers.postgres_arrays import register
-from statecache_workers.postgres_errors import Poison, translated
+from statecache_workers.postgres_errors import translated
 
 if TYPE_CHECKING:
     from statecache.core.postgres.tier import Session
@@ -44,8 +44,12 @@ _GRACE_S = 2.0
 """How much longer than Postgres itself this side waits before it gives a connection up."""
 
 
-Savepoint = Literal["SAVEPOINT", "ROLLBACK TO", "RELEASE"]
-"""What is done with the one savepoint of a transaction: it is set, gone back to, forgotten."""
+Control = Literal[
+    "SAVEPOINT", "ROLLBACK TO", "RELEASE", "SET CONSTRAINTS ALL IMMEDIATE", "SET CONSTRAINTS ALL DEFERRED"
+]
+"""What controls a transaction: its one savepoint is set, gone back to, forgotten; constraints are checked, or wait."""
+CHECK: tuple[Control, Control] = ("SET CONSTRAINTS ALL IMMEDIATE", "SET CONSTRAINTS ALL DEFERRED")
+"""Checks the constraints that wait for the COMMIT, and lets those of what follows wait for the next check."""
 
 
 class Call(NamedTuple):
@@ -63,15 +67,15 @@ class Transaction:
         self._begin = begin
         self._begun = False
 
-    async def run(self, *calls: Call | Savepoint) -> list[list[tuple[Any, ...]]]:
-        """Run statements in one round trip and return the rows of each; of what is done with the savepoint none."""
+    async def run(self, *calls: Call | Control) -> list[list[tuple[Any, ...]]]:
+        """Run statements in one round trip and return the rows of each; what controls the transaction has none."""
         texts = self._texts(calls)
         if self._begun:
             return await self._database.exchange(texts)
         self._begun = True
         return await self._database.begin(self._begin, texts)
 
-    async def commit(self, *calls: Call | Savepoint) -> None:
+    async def commit(self, *calls: Call | Control) -> None:
         """Run the last statements and commit, in one round trip.
 
         It returns when Postgres holds what was written, as safely as it is set up to hold anything. Where one of the
@@ -79,11 +83,16 @@ class Transaction:
         """
         await self._database.commit(self._texts(calls))
 
-    def _texts(self, calls: Sequence[Call | Savepoint]) -> list[tuple[str, Any]]:
+    def _texts(self, calls: Sequence[Call | Control]) -> list[tuple[str, Any]]:
         return [
-            (f"{call} piece", None) if isinstance(call, str) else (self._database.text(call.name), call.parameters)
+            (_spelled(call), None) if isinstance(call, str) else (self._database.text(call.name), call.parameters)
             for call in calls
         ]
+
+
+def _spelled(control: Control) -> str:
+    """Return the text of a control: a savepoint has a name."""
+    return control if control in CHECK else f"{control} piece"
 
 
 class Database:
@@ -150,17 +159,12 @@ class Database:
     async def commit(self, statements: Sequence[tuple[str, Any]] = ()) -> None:
         """Run the last statements and commit, in one round trip, or raise: nothing may be acknowledged then.
 
-        Poison blames one of the statements: they were not committed. An error of the COMMIT itself blames nobody, for a
-        deferred constraint does not tell which change it means. A warning of any of them raises as well.
+        Poison blames one of the statements, or what a deferred constraint says at the COMMIT: nothing was committed. A
+        warning of any of them raises as well.
         """
         self._warnings.texts.clear()
-        try:
-            async with self._translated():
-                tag = (await self._pipelined([*statements, ("COMMIT", None)]))[-1].statusmessage
-        except Poison as error:
-            if self._connection.info.transaction_status == TransactionStatus.INERROR:
-                raise
-            raise PostgresUnavailable(error.sqlstate, detail=f"{self._where()}: {error.reason}") from error
+        async with self._translated():
+            tag = (await self._pipelined([*statements, ("COMMIT", None)]))[-1].statusmessage
         if doubt := doubt_of(tag, self._warnings):
             await self.close()
             raise PostgresUnavailable("commit", detail=f"{self._where()}: {doubt}")

@@ -1,6 +1,7 @@
 """The careful way to write a shard's entries, for when Postgres refuses the data of some or an entry cannot be read.
 
-Entries are written in order behind a savepoint; where Postgres refuses, the piece is halved until one change-set stands
+Entries are written in order behind a savepoint, and constraints that wait for the COMMIT are checked with each piece,
+for that does not tell which change it means. Where Postgres refuses, the piece is halved until one change-set stands
 alone, and what is taken lets the next one be twice as large. The one that is refused is parked raw, in the same
 transaction, and counts as flushed. Its keys' tips are marked as quarantined at its version, so that what comes behind
 it continues the chain, with the gap recorded. One that would have forked marks nothing: it is remembered as a fork, and
@@ -21,7 +22,7 @@ import msgspec
 from statecache.entries import INTEGER_MAX, salvaged, storable
 from statecache.rules.reconcile import NOTHING, Applied, Judgement, Tip
 from statecache_workers.batch_writing import Judged, Raw, WriteResult, judged, writes
-from statecache_workers.database import Call, Savepoint, Transaction
+from statecache_workers.database import CHECK, Call, Control, Transaction
 from statecache_workers.logs import alarm
 from statecache_workers.postgres_arrays import texts
 from statecache_workers.postgres_errors import Poison
@@ -39,7 +40,7 @@ ALARMS_MAX = 10
 """How many of the entries that are parked together are named in the log."""
 
 
-async def tips_of(transaction: Transaction, keys: Sequence[str], *before: Savepoint) -> dict[str, Tip]:
+async def tips_of(transaction: Transaction, keys: Sequence[str], *before: Control) -> dict[str, Tip]:
     """Ask Postgres for the keys' tips, behind what is `before`, in the same round trip."""
     *_, rows = await transaction.run(*before, Call("flush_tips", {"keys": texts(keys)}))
     tips = dict.fromkeys(keys, NOTHING)
@@ -90,7 +91,7 @@ async def _placed(
     try:
         tips = await tips_of(transaction, sorted({change.key for one in sets for change in one.changes}), "SAVEPOINT")
         verdict = await judged(transaction, shard, sets, tips, latest=latest)
-        await transaction.run(*writes([verdict]), "RELEASE")
+        await transaction.run(*writes([verdict]), *CHECK, "RELEASE")
     except Poison as error:
         await transaction.run("ROLLBACK TO", "RELEASE")
         if len(entries) == 1:
@@ -136,7 +137,7 @@ async def park_raw(transaction: Transaction, shard: int, entries: Sequence[Raw])
         "sqlstate": one.error.sqlstate,
         "error": storable(one.error.reason),
         "forked": one.forked,
-    }) for one in entries))  # fmt: skip
+    }) for one in entries), *CHECK)  # fmt: skip
 
 
 def tell_parked(shard: int, entries: Sequence[Raw]) -> None:

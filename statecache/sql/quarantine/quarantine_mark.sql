@@ -25,6 +25,8 @@ BEGIN
                 encoding = excluded.encoding, schema = excluded.schema, writer = excluded.writer,
                 updated_at = excluded.updated_at
             WHERE (excluded.epoch, excluded.version) > (s.epoch, s.version);
+            SET CONSTRAINTS ALL IMMEDIATE;
+            SET CONSTRAINTS ALL DEFERRED;
             made := made || mark.key;
         EXCEPTION
             WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded OR plpgsql_error THEN NULL;
