@@ -8,13 +8,16 @@ from typing import Any
 import psycopg
 import pytest
 
+from statecache import Settings
 from statecache.errors import PostgresUnavailable
+from statecache_workers import batch_transactions
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushed, rows
+from tests.support.failed_over import QUICK, until, working
 
 Psql = psycopg.Connection[Any]
 
-CODES = ["XX001", "XX000", "0A000", "40001", "42883"]
+CODES = ["XX001", "0A000", "40001", "42883", "58P01", "55P03"]
 BEFORE, BEHIND = 10, 7
 
 
@@ -178,6 +181,7 @@ async def test_what_was_not_committed_is_not_told_as_parked(
 async def test_a_suspected_shard_is_written_by_itself_and_the_others_together(
     agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(batch_transactions, "_PAUSE", 0)
     await flush(worker)
     refuse(psql, "XX001")
     shard = agents.keys.shard("bad/1")
@@ -228,3 +232,75 @@ async def test_the_leases_are_kept_where_every_attempt_takes_long(
     await turns(worker, 60)
     assert flushed(psql) == {agents.keys.shard(key): 1 for key in others} | {0: 0}
     assert max(pieces) <= 2  # one of the suspected, one of the others
+
+
+class Slow:
+    """Attempts to write a shard, each of which takes long on a worker's clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, make_worker: MakeWorker) -> None:
+        self.now, self.takes_s, self.shard = 0.0, 0.0, -1
+        self.attempts: list[int] = []
+        """How many there were in each batch."""
+        self.apart_meanwhile: list[bool] = []
+        self.worker = make_worker(monotonic=lambda: self.now)
+        batches = self.worker.flusher.batches
+        self._write, self._write_at_once = batches.write, batches._write_at_once
+        monkeypatch.setattr(batches, "write", self._counted)
+        monkeypatch.setattr(batches, "_write_at_once", self._slowed)
+
+    async def _counted(self, *given: Any) -> Any:
+        self.attempts.append(0)
+        return await self._write(*given)
+
+    async def _slowed(self, database: Any, slices: Any, server: str) -> Any:
+        if any(one.shard == self.shard for one in slices):
+            self.attempts[-1] += 1
+            self.now += self.takes_s
+            self.apart_meanwhile.append(self.shard in self.worker.apart)
+        return await self._write_at_once(database, slices, server)
+
+
+async def test_a_refusal_that_takes_long_costs_the_others_little(
+    agents: Agents, make_worker: MakeWorker, psql: Psql, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    slow = Slow(monkeypatch, make_worker)
+    await flush(slow.worker)
+    refuse(psql, "XX001")
+    position = commit_around(agents, "bad/1")
+    slow.shard, slow.takes_s = agents.keys.shard("bad/1"), slow.worker.settings.lease_renew_s * 2
+    others = [agents.key_on(shard) for shard in range(agents.keys.shards) if shard != slow.shard]
+    for turn in range(40):
+        for key in others:
+            agents.commit(key)
+        await turns(slow.worker, 1)
+        slow.now += 10 * slow.takes_s if turn < 20 else 0.0
+    assert max(slow.attempts) <= 2  # together with the others, and by itself
+    assert [position in line["reason"] for line in log.of("not_written")] == [True]
+    assert slow.attempts[-10:] == [0] * 10
+    assert flushed(psql) == {agents.keys.shard(key): 40 for key in others} | {slow.shard: BEFORE}
+    slow.now += 10 * slow.takes_s
+    slow.apart_meanwhile.clear()
+    await turns(slow.worker, 1)
+    assert slow.attempts[-1] == 1
+    assert slow.apart_meanwhile == [True]  # as metrics and status have it
+
+
+async def test_a_worker_that_gives_such_a_shard_up_says_why(
+    agents: Agents, make_worker: MakeWorker, settings: Settings, psql: Psql, log: Log
+) -> None:
+    """It said nothing: what it had found was forgotten as its leases were looked at."""
+    quick = settings.model_copy(update=QUICK)
+    both = make_worker(quick), make_worker(quick)
+    refuse(psql, "XX001")
+    async with working(*both):
+        await until(lambda: all(one.holdings for one in both))
+        position = commit_around(agents, "bad/1")
+        others = [agents.key_on(shard) for shard in range(agents.keys.shards)]
+
+        def given_up() -> list[dict[str, Any]]:
+            for key in others:
+                agents.commit(key)
+            return log.of("given_up")
+
+        await until(given_up)
+    assert all(position in line["reason"] for line in log.of("given_up"))
