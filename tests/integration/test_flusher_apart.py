@@ -21,16 +21,18 @@ CODES = ["XX001", "0A000", "40001", "42883", "58P01", "55P03"]
 BEFORE, BEHIND = 10, 7
 
 
-def refuse(psql: Psql, state: str, when: str = "BEFORE", of: str = "bad/%") -> None:
-    """Have Postgres refuse changes of such keys: at once, or with the COMMIT."""
+def refuse(
+    psql: Psql, state: str, when: str = "BEFORE", of: str = "bad/%", field: str = "key", table: str = "change"
+) -> None:
+    """Have Postgres refuse changes of such keys, or such rows of another table: at once, or with the COMMIT."""
     psql.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        f" IF NEW.key LIKE '{of}' THEN RAISE EXCEPTION 'broken' USING ERRCODE = '{state}'; END IF; RETURN NEW;"
+        f" IF NEW.{field} LIKE '{of}' THEN RAISE EXCEPTION 'broken' USING ERRCODE = '{state}'; END IF; RETURN NEW;"
         " END $$".encode()
     )
     kind = "CREATE TRIGGER" if when == "BEFORE" else "CREATE CONSTRAINT TRIGGER"
     how = "" if when == "BEFORE" else "DEFERRABLE INITIALLY DEFERRED"
-    psql.execute(f"{kind} refuse {when} INSERT ON change {how} FOR EACH ROW EXECUTE FUNCTION refuse()".encode())
+    psql.execute(f"{kind} refuse {when} INSERT ON {table} {how} FOR EACH ROW EXECUTE FUNCTION refuse()".encode())
 
 
 def relent(psql: Psql) -> None:
@@ -138,6 +140,49 @@ async def test_a_gap_that_cannot_be_closed_holds_up_its_own_shard_alone(
     worker.refresh()
     await flush(worker)
     assert flushed(psql)[shard] == 2
+
+
+@pytest.mark.parametrize("when", ["BEFORE", "AFTER"])
+async def test_a_change_that_cannot_be_parked_holds_up_its_own_shard_alone_and_is_named_once(
+    agents: Agents, worker: Worker, psql: Psql, log: Log, when: str
+) -> None:
+    """Each attempt with fewer changes told of it, and of all shards of the batch."""
+    await flush(worker)
+    psql.execute(b"ALTER TABLE change ADD CONSTRAINT no_bad CHECK (key NOT LIKE 'bad/%')")
+    refuse(psql, "P0001", when, of="%", field="change_id", table="quarantine")
+    position, shard = commit_around(agents, "bad/1"), agents.keys.shard("bad/1")
+    others = [agents.key_on(one) for one in range(agents.keys.shards) if one != shard]
+    for _ in range(3):
+        for key in others:
+            agents.commit(key)
+        await turns(worker)
+    assert flushed(psql) == {agents.keys.shard(key): 3 for key in others} | {shard: BEFORE}
+    (told,) = log.of("not_quarantined")
+    assert told["alarm"]
+    assert told["shard"] == shard
+    for part in (position, "refused".ljust(24, "d"), "bad/1", "P0001", "cannot be parked", "broken"):
+        assert part in told["reason"]
+    assert f"shard {shard}: {told['reason']}" in worker.trouble
+    assert log.of("not_written") == log.of("unstable") == log.of("quarantined") == []
+    relent(psql)
+    worker.refresh()
+    await flush(worker)
+    assert flushed(psql)[shard] == BEFORE + 1 + BEHIND
+    assert rows(psql, "SELECT keys FROM quarantine") == [(["bad/1"],)]
+
+
+async def test_what_cannot_be_parked_where_nothing_is_taken_is_an_outage_that_names_it(
+    agents: Agents, worker: Worker, psql: Psql, log: Log
+) -> None:
+    await flush(worker)
+    psql.execute(b"ALTER TABLE change ADD CONSTRAINT no_bad CHECK (key NOT LIKE 'bad/%')")
+    refuse(psql, "P0001", of="%", field="change_id", table="quarantine")
+    for _ in range(BEHIND):
+        agents.commit("bad/1")
+    with pytest.raises(PostgresUnavailable, match=r"the change at 1-1 \(.*, bad/1\) is refused: P0001, .*broken"):
+        await flush(worker)
+    (told,) = log.of("not_quarantined")
+    assert told["shard"] == agents.keys.shard("bad/1")
 
 
 async def test_of_a_gap_what_stands_before_it_is_flushed_and_told_once(

@@ -2,11 +2,11 @@
 
 Where it refuses data, the slices are written piece by piece, and what it refuses is parked (`quarantine`).
 
-Where it refuses for a reason that blames neither the data nor the server, such as a damaged page or an error
-of a trigger's own, each shard's slice gets a transaction of its own. A shard that is refused while others
-are taken is suspected from then on, and written by itself: half of what was refused, twice what was taken, as far as
-the one entry that stands in its way. Then it is set apart with an alarm that names that entry, and tried again with the
-next renewal of the leases. Where all are refused, that is an outage like others.
+Where it refuses to have that parked, or for a reason that blames neither the data nor the server, such as a damaged
+page or an error of a trigger's own, each shard's slice gets a transaction of its own. A shard that is refused while
+others are taken is suspected from then on, and written by itself: half of what was refused, twice what was taken, as
+far as the one entry that stands in its way. Then it is set apart with an alarm that names that entry, and tried again
+with the next renewal of the leases. Where all are refused, that is an outage like others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from statecache_workers.lost_tails import gap_calls, tell_gap
 from statecache_workers.owned_shards import OwnedRow, agree, misplaced, set_apart
 from statecache_workers.postgres_arrays import integers, texts
 from statecache_workers.postgres_errors import Poison, blames_server
-from statecache_workers.quarantine import tell_parked, write_carefully
+from statecache_workers.quarantine import NotParked, tell_parked, write_carefully
 from statecache_workers.sizing import PieceSize
 from statecache_workers.slices import Entry, Slice
 
@@ -131,7 +131,10 @@ class Batches:
                 refused.append((one, error, self._monotonic() - begun))
         for one, met, took_s in refused:
             why = f"{_named(one)} is refused: {met.reason}, {met.detail}"
+            event = "not_quarantined" if isinstance(met.__cause__, NotParked) else "not_written"
             if not done and one.shard not in self._suspects:
+                if event == "not_quarantined":
+                    alarm(event, shard=one.shard, reason=why)
                 raise PostgresUnavailable(met.reason, detail=why) from met
             suspect = self._suspects.setdefault(one.shard, _Suspect())
             suspect.size.refused(len(one.entries))
@@ -139,15 +142,15 @@ class Batches:
                 one.put_off()
                 continue
             suspect.not_before = self._monotonic() + _PAUSE * took_s
-            self._set_apart(one, why)
+            self._set_apart(one, why, event)
         return done
 
-    def _set_apart(self, one: Slice, why: str = "") -> None:
+    def _set_apart(self, one: Slice, why: str = "", event: str = "") -> None:
         """Leave a suspected shard for later, with an alarm where something new is to be told."""
         suspect = self._suspects[one.shard]
         one.holding.reason = suspect.told  # it may have been opened since
         suspect.told = why or suspect.told
-        set_apart(one.holding, "not_written", suspect.told)
+        set_apart(one.holding, event, suspect.told)
         one.put_off()
 
     async def _write_piece(self, database: Database, one: Slice, server: str, over: float) -> Written:
@@ -227,9 +230,8 @@ class Batches:
                     done.append((one, outcome))
                     self._placed_last = one.shard
                 await self._commit(database, transaction, done)
-        except Poison as error:  # parking it is refused as well: for a person to see, and nothing is lost meanwhile
-            alarm("not_quarantined", shards=[one.shard for one in slices], sqlstate=error.sqlstate)
-            raise PostgresUnavailable(error.sqlstate, detail="what it refuses cannot be parked either") from error
+        except Poison as error:  # it refuses what can be parted no further: for a person to see, and nothing is lost
+            raise PostgresUnavailable(error.sqlstate, detail=error.reason) from error
         return done
 
     async def _commit(self, database: Database, transaction: Transaction, done: Written, *calls: Call) -> None:

@@ -36,6 +36,13 @@ UNREADABLE = "entry"
 """Stands in place of an SQLSTATE where the entry itself could not be read."""
 
 
+class NotParked(Poison):
+    """Raised where what Postgres refuses cannot be parked either."""
+
+    def __init__(self, error: Poison) -> None:
+        super().__init__(error.sqlstate, f"what it refuses cannot be parked either: {error.reason}")
+
+
 ALARMS_MAX = 10
 """How many of the entries that are parked together are named in the log."""
 
@@ -118,7 +125,10 @@ async def _park(
             ruled = ruled or await _ruled(transaction, shard, entry.change_set)
     ruled = ruled or Judgement()
     raw = Raw(entry.position, entry.fields, change_id, keys, error, bool(ruled.forked))
-    await park_raw(transaction, shard, [raw])
+    try:
+        await park_raw(transaction, shard, [raw])
+    except Poison as again:
+        raise NotParked(again) from again
     outcome.parked.append(raw)
     outcome.excepted = max(outcome.excepted, entry.position.n)
     outcome.forked += ruled.forked
