@@ -21,6 +21,12 @@ Psql = psycopg.Connection[Any]
 NUL = "a\0b"
 POISON = "ALTER TABLE {} ADD CONSTRAINT small CHECK (octet_length(value) < 10) NOT VALID"
 CURE = "ALTER TABLE {} DROP CONSTRAINT small"
+LATE = b"""CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF octet_length(NEW.value) >= 10 THEN RAISE EXCEPTION 'big' USING ERRCODE = '23514'; END IF; RETURN NULL; END $$"""
+LATE_POISON = (
+    "CREATE CONSTRAINT TRIGGER late AFTER INSERT OR UPDATE ON {} DEFERRABLE INITIALLY DEFERRED "
+    "FOR EACH ROW EXECUTE FUNCTION late()"
+)
 BIG = '"much too big"'
 CHAIN = "SELECT version, value, gap FROM change WHERE key = 'runs/1' ORDER BY version"
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%FOR UPDATE OF s%%'"
@@ -287,12 +293,31 @@ async def test_of_two_drops_at_once_one_makes_the_record_and_the_other_names_it(
     assert len(rows(psql, CHAIN)) == 2
 
 
+async def test_where_the_claim_is_refused_nothing_is_done(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql
+) -> None:
+    agents.commit("runs/1", reason=NUL)
+    await flush(worker)
+    psql.execute("ALTER TABLE quarantine ADD CONSTRAINT never CHECK (NOT starts_with(sqlstate, 'dropping '))")
+    (parked,) = await parked_ids(cli)
+    refused = await cli.beside("quarantine", "drop", parked, "--yes")
+    assert refused.status == 1
+    assert (
+        f"{parked}  stays: Postgres refuses to note that it is being dropped: 23514 (check violation): " in refused.out
+    )
+
+
+@pytest.mark.parametrize("when", ["at once", "at COMMIT"])
 @pytest.mark.parametrize("table", ["change", "state"])
 async def test_where_the_value_before_is_refused_too_nothing_is_done_however_often(
-    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, table: str
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, table: str, when: str
 ) -> None:
     parked = await parked_behind(agents, worker, psql, before=BIG)
-    alter(psql, POISON, table)
+    if when == "at once":
+        alter(psql, POISON, table)
+    else:
+        psql.execute(LATE)
+        alter(psql, LATE_POISON, table)
     before = rows(psql, "SELECT * FROM quarantine"), rows(psql, "SELECT * FROM state")
     async with flushing(worker):
         for _ in range(2):

@@ -24,7 +24,7 @@ from statecache.entries import storable
 from statecache.errors import Quarantined, VersionConflict
 from statecache.model import Write
 from statecache.settings import writer_of
-from statecache_workers.database import Call, Transaction
+from statecache_workers.database import CHECK, Call, Transaction
 from statecache_workers.parked_entries import Parked, ParkedAt, Unfit, reason_text
 from statecache_workers.postgres_errors import Poison
 from statecache_workers.quarantine_release import NOT_THERE, Done, Quarantine, dropped_before, not_there, opened
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 TAKEN_IN = f"{NOT_THERE} any more: it was taken in meanwhile"
+NOT_NOTED = "Postgres refuses to note that it is being dropped: {why}"
 REFUSED_TOO = (
     "Postgres refuses what was before it as well: {why}; remove the cause, or write {keys} anew, and drop it then"
 )
@@ -103,9 +104,9 @@ async def _dropped(quarantine: Quarantine, cache: AsyncStateCache, place: Parked
             await _until_held(quarantine, claim)
     except Unfit as error:
         return Done(id=str(place), done=False, why=str(error), restored=restored)
-    except Poison as error:  # of the note itself: somebody's trigger or constraint
-        why = f"Postgres refuses to note that: {reason_text(error.sqlstate)}: {error.reason}"
-        return Done(id=str(place), done=False, why=why)
+    except Poison as error:
+        why = NOT_NOTED.format(why=f"{reason_text(error.sqlstate)}: {error.reason}")
+        return Done(id=str(place), done=False, why=why, restored=restored)
     return await _recorded(quarantine, place, asked, restored)
 
 
@@ -173,6 +174,7 @@ async def _try(
         await transaction.run(
             *(_row(settings, place, *one, asked) for one in zip(tips, writes, strict=True)),
             Call("quarantine_unmark", {"change_id": tips[0].change_id}),
+            *CHECK,
         )
     except Poison as error:
         why = f"{reason_text(error.sqlstate)}: {error.reason}"
