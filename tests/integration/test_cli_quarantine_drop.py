@@ -388,19 +388,3 @@ async def test_what_was_dropped_is_taken_in_only_where_that_is_asked_for(
     assert "  retried: 1 change taken in, 1 gap closed, it had been dropped at " in taken.out
     assert await parked_ids(cli, "--dropped") == []
     assert rows(psql, CHAIN) == [(1, b"1", False), (2, BIG.encode(), False), (3, b"1", False)]
-
-
-async def test_a_note_that_postgres_refuses_is_told_and_nothing_is_done(
-    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql, cache: AsyncStateCache
-) -> None:
-    """Somebody has a trigger or a constraint there."""
-    parked = await parked_behind(agents, worker, psql)
-    alter(psql, "ALTER TABLE {} ADD CONSTRAINT frozen CHECK (sqlstate NOT LIKE 'dropping %')", "quarantine")
-    refused = await by(cli, parked)
-    assert refused.status == 1
-    assert "Postgres refuses to note that" in refused.out + refused.err
-    assert "frozen" in refused.out + refused.err
-    alter(psql, "ALTER TABLE {} DROP CONSTRAINT frozen", "quarantine")
-    async with flushing(worker):
-        assert (await by(cli, parked)).status == 0
-    assert await cache.get("runs/1") is not None
