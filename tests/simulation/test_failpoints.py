@@ -54,6 +54,7 @@ NOT_VISITED = {
     "history_nearest": "it only reads what is never changed, and its errors are those of every read: test_time_travel",
     "history_range": "it only reads what is never changed, and its errors are those of every read: test_time_travel",
     "position_lineage": "it only reads, as every read of history does: test_history_failover",
+    "keep_tips": "asked only where a checkpoint names values that stand in states alone: test_history_policies",
     "pack_page": "asked only of a schema that an earlier release has filled: test_packing",
     "pack_write": "asked only of a schema that an earlier release has filled: test_packing",
     "index_vectors": "asked only where vectors are indexed, beside the flush: test_vector_troubles",
