@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from statecache import (
@@ -200,6 +201,20 @@ async def test_a_worker_may_delete_what_has_ended(deployment: Deployment, raw: A
         assert await client.get("runs/ends", read="primary") is None
         assert (await client.create("runs/ends", 2)).version == 3
     assert denied(raw, "worker") == []
+
+
+async def test_whoever_holds_a_row_is_told_although_a_worker_may_not_see_what_it_does(
+    deployment: Deployment, log: Log
+) -> None:
+    """Its age was formatted, which Postgres does not tell: the worker's turn ended with a TypeError."""
+    stranger = psycopg.connect(deployment.postgres.url.rpartition("/")[0] + "/statecache")
+    async with at_work(deployment, lease_s=0.3, lease_renew_s=0.05) as worker:
+        await flush(worker)
+        with stranger:
+            stranger.execute("SELECT FROM statecache.shard WHERE shard = 2 FOR UPDATE")
+            await turn_until(worker, log, "row_held")
+            assert "of which this role may see no more" in log.of("row_held")[0]["reason"]
+        await flush_through(worker)
 
 
 async def test_an_operator_erases_with_a_workers_rights_and_agents_may_not(deployment: Deployment, raw: Any) -> None:

@@ -13,7 +13,7 @@ from statecache.cli.screen import plain, print_table, shortened, size_text, time
 from statecache.cli.status.attention import GATES
 from statecache.cli.status.command import _show, aside_text, backlog_of, lag_of, overview_of
 from statecache.cli.status.rates import Looks
-from statecache.cli.status.sample import Server, Shard, WorkerSeen, from_redis, sample_of
+from statecache.cli.status.sample import HeldRow, Server, Shard, WorkerSeen, from_redis, sample_of
 from statecache.cli.top.command import _once, _plain_facts
 from statecache.cli.top.view import View, lines_of
 from statecache.errors import PostgresUnavailable
@@ -314,3 +314,10 @@ def test_a_side_that_is_away_leaves_its_facts_open() -> None:
     assert (seen.shards[63].open, seen.shards[63].closed_because) == (False, "WRONGTYPE no hash")
     assert (seen.workers, seen.committed_total, seen.flushed_total) == (None, 315, 189)
     assert seen.postgres.trouble == "connect: no details"
+
+
+def test_whoever_may_wait_for_a_standby_that_is_not_seen_is_not_ended_first() -> None:
+    held = [HeldRow(3, 7, "me", "worker", "a", None), HeldRow(4, 8, "me", "", "", None)]
+    told = overview_of(SETTINGS, sample(held=held), {}).attention
+    assert "see first that a synchronous standby is there (synchronous_standby_names = 'a')" in told[0]
+    assert told[1].endswith("pid 8 (me with no application_name); let it end, or: SELECT pg_terminate_backend(8)")

@@ -26,6 +26,7 @@ from statecache_workers.owned_shards import (
     shares,
     turn_after,
 )
+from statecache_workers.ownership import _holder
 from statecache_workers.postgres_arrays import blobs, integers, texts, times, truths
 from statecache_workers.redis_memory import shortage
 from statecache_workers.slices import Slice, sliced
@@ -280,3 +281,9 @@ async def test_a_worker_seldom_looks_for_garbage_for_it_makes_next_to_none(monke
         gc.set_threshold(*before)
         gc.unfreeze()
     assert thresholds == [(runner.GARBAGE, *before[1:])]
+
+
+def test_the_standby_that_the_holder_of_a_row_waits_for_is_named() -> None:
+    told = _holder(7, "me", "", "active", "SyncRep", 3.2, "a")
+    assert told.endswith("3 s: its COMMIT waits for a synchronous standby (synchronous_standby_names = 'a')")
+    assert _holder(7, "me", "", "active", None, 3.2, "a").endswith("active/busy for 3 s")

@@ -126,10 +126,7 @@ class Ownership:
         """Return who holds the rows of these shards in Postgres, in words, as far as this role may see."""
         async with database.transaction() as transaction:
             (rows,) = await transaction.run(Call("row_holders", {"shards": integers(sorted(shards))}))
-        return {
-            shard: f"pid {pid}, {user} with {name or 'no application_name'}, {state}/{wait or 'busy'} for {age:.0f} s"
-            for shard, pid, user, name, state, wait, age in rows
-        }
+        return {shard: _holder(*rest) for shard, *rest in rows}
 
     async def rows(self, database: Database, shards: Collection[int]) -> dict[int, OwnedRow]:
         """Return the rows of these shards, whoever owns them."""
@@ -157,6 +154,19 @@ class Ownership:
 def _shown(trouble: str) -> str:
     """Return what hinders a worker, with a mark where it is cut off."""
     return trouble if len(trouble) <= TROUBLE_MAX else f"{trouble[: TROUBLE_MAX - 1]}…"
+
+
+def _holder(
+    pid: int, user: str, name: str, state: str | None, wait: str | None, age: float | None, standbys: str
+) -> str:
+    """Return in words which session holds a row, and what it waits for, as far as this role may see that."""
+    who = f"pid {pid}, {user} with {name or 'no application_name'}"
+    if state is None or age is None:
+        return f"{who}, of which this role may see no more (pg_read_all_stats)"
+    told = f"{who}, {state}/{wait or 'busy'} for {age:.0f} s"
+    if wait == "SyncRep":
+        told += f": its COMMIT waits for a synchronous standby (synchronous_standby_names = '{standbys}')"
+    return told
 
 
 def _rows(rows: Collection[tuple[Any, ...]]) -> dict[int, OwnedRow]:

@@ -93,13 +93,31 @@ def _beyond(foreign_entries: Mapping[int, str]) -> Iterator[str]:
 
 
 def _held(held: Sequence[HeldRow]) -> Iterator[str]:
-    for pid in dict.fromkeys(one.pid for one in held):
-        rows = [one for one in held if one.pid == pid]
+    if waiting := sorted({one.shard: one for one in held if one.standbys and one.waits}.items()):
+        (_, first), shards = waiting[0], [shard for shard, _ in waiting]
+        yield (
+            f"{_shards(shards)} can be taken by no worker: COMMIT waits in Postgres for a synchronous standby "
+            f"(synchronous_standby_names = '{first.standbys}'): bring it back; or, if it is lost, take it off that "
+            "list: ALTER SYSTEM SET synchronous_standby_names = …; SELECT pg_reload_conf()"
+        )
+    others = [one for one in held if not (one.standbys and one.waits)]
+    for pid in dict.fromkeys(one.pid for one in others):
+        rows = [one for one in others if one.pid == pid]
         who = f"{rows[0].user} with {rows[0].application or 'no application_name'}"
         yield (
             f"{_shards([one.shard for one in rows])} can be taken by no worker: the row in Postgres is held by pid "
-            f"{pid} ({who}); let it end, or: SELECT pg_terminate_backend({pid})"
+            f"{pid} ({who}); {_unseen(rows[0])}let it end, or: SELECT pg_terminate_backend({pid})"
         )
+
+
+def _unseen(row: HeldRow) -> str:
+    """Return what to look at before a session is ended that waits for a standby, as far as this role can tell."""
+    if row.waits is not None or not row.standbys:
+        return ""
+    return (
+        f"see first that a synchronous standby is there (synchronous_standby_names = '{row.standbys}'), which its "
+        "COMMIT may wait for; then "
+    )
 
 
 def _hindered(workers: Sequence[WorkerSeen]) -> Iterator[str]:

@@ -82,13 +82,17 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
 
 
-class HeldRow(msgspec.Struct, frozen=True, kw_only=True):
+class HeldRow(msgspec.Struct, frozen=True):
     """A shard's row that a session of Postgres holds, so that no worker can take the shard."""
 
     shard: int
     pid: int
     user: str
     application: str
+    standbys: str = ""
+    """`synchronous_standby_names`: what a COMMIT waits for."""
+    waits: bool | None = False
+    """Whether that session waits for those; None where this role may not see it."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,7 +258,7 @@ def sample_of(settings: Settings, redis: Any, postgres: Any) -> Sample:
         postgres=_postgres(settings, postgres),
         shards=shards,
         workers=[_worker(row, settings.lease_s) for row in rows["workers"]] if rows else None,
-        held=[HeldRow(shard=row[0], pid=row[1], user=row[2], application=row[3]) for row in rows.get("held", ())],
+        held=[HeldRow(*row) for row in rows.get("held", ())],
         quarantined=rows.get("quarantined"),
         conflicts=rows.get("conflicts"),
         committed_total=sum(int(parts[3]) for parts in whole) if told else None,

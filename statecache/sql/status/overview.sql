@@ -1,5 +1,6 @@
 -- Shows how things stand in Postgres, in one document; what could be many rows is counted no further than shown.
--- Who holds a row is shown for shards whose lease has lapsed: nobody can take those.
+-- Who holds a row is shown for shards whose lease has lapsed: nobody can take those; with it the synchronous standbys
+-- that it may wait for, and whether it does, where this role may see that.
 SELECT jsonb_build_object(
     'version', current_setting('server_version'),
     'standby', pg_is_in_recovery(),
@@ -15,7 +16,9 @@ SELECT jsonb_build_object(
             w.id, extract(epoch FROM now() - w.started_at), extract(epoch FROM w.beat_until - now()),
             (SELECT count(*) FROM {schema}.shard s WHERE s.owner = w.id AND s.lease_until > now()), w.avoids, w.trouble)
             ORDER BY w.id), '[]') FROM {schema}.worker w),
-    'held', (SELECT coalesce(jsonb_agg(jsonb_build_array(s.shard, a.pid, a.usename, a.application_name)
+    'held', (SELECT coalesce(jsonb_agg(jsonb_build_array(
+            s.shard, a.pid, a.usename, a.application_name, current_setting('synchronous_standby_names'),
+            CASE WHEN a.state IS NOT NULL THEN coalesce(a.wait_event, '') = 'SyncRep' END)
             ORDER BY s.shard), '[]')
             FROM {schema}.shard s
             JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = s.xmax AND l.granted
