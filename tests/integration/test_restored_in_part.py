@@ -40,8 +40,10 @@ def test_what_a_restore_that_was_cut_off_left_out_is_named(
             (one,) = [one for one in facts.json["findings"] if " in part" in one["what"]]
             assert facts.status == 1
             assert name in one["what"]
-            assert one["remedy"].startswith("restore the backup again")
-            assert [one["given"] for one in facts.json["levels"] if one["level"] == "postgres"] == [False]
+            indexed = step.startswith(("DROP INDEX", "ALTER TABLE epoch"))
+            assert one["remedy"].startswith("make it again: CREATE INDEX" if indexed else "restore the backup again")
+            given = [one["given"] for one in facts.json["levels"] if one["level"] == "postgres"]
+            assert given == [step.startswith("DROP INDEX")], "who writes needs keys and tables, and no index"
 
 
 async def _flush(settings: Settings) -> None:
@@ -69,8 +71,7 @@ def test_a_table_whose_rows_a_restore_left_out_is_named(
     told = cli("doctor")
     assert told.status == 1
     assert f"the rows of {table}" in told.out
-    if table != "migration":  # only who migrates reads these
-        assert f"the rows of {table}" in cli("status").out
+    assert f"the rows of {table}" in cli("status").out
 
 
 def test_the_schema_of_an_earlier_release_is_to_be_migrated(
@@ -81,11 +82,85 @@ def test_the_schema_of_an_earlier_release_is_to_be_migrated(
         connection.execute(f"SET search_path = {settings.postgres_schema}".encode())
         connection.execute("ALTER TABLE worker DROP COLUMN avoids, DROP COLUMN trouble")
         connection.execute("DELETE FROM migration WHERE number >= 5")
-    told = CommandLine(settings, monkeypatch, capsys)("doctor")
+    cli = CommandLine(settings, monkeypatch, capsys)
+    told = cli("doctor")
     assert told.status == 1
     left = ", ".join(str(step.number) for step in migrations(settings.postgres_schema) if step.number >= 5)
     assert f"migrations {left} are not applied" in " ".join(told.out.split())
     assert "statecache migrate" in told.out
+
+
+def test_a_schema_that_was_only_not_migrated_yet_is_to_be_migrated_and_not_restored(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was told to restore a backup; and that `postgres` is not given, while such commits succeeded."""
+    settings = make_settings()
+    cli = CommandLine(settings, monkeypatch, capsys)
+    with psycopg.connect(settings.postgres_url, autocommit=True) as connection:
+        connection.execute(f"SET search_path = {settings.postgres_schema}".encode())
+        connection.execute("DELETE FROM migration WHERE number >= 13")
+        connection.execute("DROP TABLE vector_pending; DROP FUNCTION floats_of")
+    left = ", ".join(str(step.number) for step in migrations(settings.postgres_schema) if step.number >= 13)
+    told = cli("status", "--json").json["attention"]
+    assert f"migrations {left} are not applied: run `statecache migrate`" in told
+    assert "restore" not in " ".join(told)
+    (level,) = [one for one in cli("doctor", "--json").json["levels"] if one["level"] == "postgres"]
+    assert level["given"]
+    assert level["why"].endswith(f"migrations {left} are not applied")
+
+
+def test_a_migration_that_makes_nothing_new_is_missed_too(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = make_settings()
+    with psycopg.connect(settings.postgres_url, autocommit=True) as connection:
+        connection.execute(f"DELETE FROM {settings.postgres_schema}.migration WHERE number = 17".encode())
+    told = CommandLine(settings, monkeypatch, capsys)("status", "--json").json["attention"]
+    assert "migrations 17 are not applied: run `statecache migrate`" in told
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "ALTER INDEX state_pkey RENAME TO bobs_key",
+        "CREATE INDEX anew ON change (shard, n); DROP INDEX change_position",
+        "CREATE UNIQUE INDEX anew ON lost (shard, epoch, first_n, cause); ALTER TABLE lost DROP CONSTRAINT lost_pkey",
+    ],
+)
+def test_a_key_or_an_index_that_somebody_renamed_or_replaced_is_there(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], changed: str
+) -> None:
+    """It was told to restore a backup."""
+    settings = make_settings()
+    cli = CommandLine(settings, monkeypatch, capsys)
+    with psycopg.connect(settings.postgres_url, autocommit=True) as connection:
+        connection.execute(f"SET search_path = {settings.postgres_schema}".encode())
+        connection.execute(changed.encode())
+    for command in ("doctor", "status"):
+        assert "there in part" not in " ".join(cli(command).out.split())
+
+
+def test_what_makes_a_key_or_an_index_again_makes_the_one_that_was_there(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    schema, asked = settings.postgres_schema, {"schema": settings.postgres_schema}
+    text, made = (
+        statement("schema_missing", schema).encode(),
+        "SELECT indexdef FROM pg_indexes WHERE schemaname = %(schema)s",
+    )
+    with psycopg.connect(settings.postgres_url, autocommit=True) as connection:
+        before = sorted(connection.execute(made, asked))
+        assert len(before) > 30
+        connection.execute(f"SET search_path = {schema}".encode())
+        for name, constraint in connection.execute(
+            "SELECT c.relname, k.conrelid::regclass FROM pg_index i JOIN pg_class c ON c.oid = indexrelid "
+            "LEFT JOIN pg_constraint k ON conindid = c.oid WHERE relnamespace = %(schema)s::regnamespace",
+            asked,
+        ).fetchall():
+            drops = f"ALTER TABLE {constraint} DROP CONSTRAINT {name}" if constraint else f"DROP INDEX {name}"
+            connection.execute(drops.encode())
+        for _, command in connection.execute(text, asked).fetchall():
+            connection.execute(command.encode())
+        assert sorted(connection.execute(made, asked)) == before
 
 
 def test_all_that_the_migrations_make_is_looked_for(make_settings: MakeSettings) -> None:
@@ -100,7 +175,7 @@ def test_all_that_the_migrations_make_is_looked_for(make_settings: MakeSettings)
         text = statement("schema_missing", settings.postgres_schema).encode()
         assert connection.execute(text, asked).fetchall() == []
         lacking = connection.execute(text, {"schema": "elsewhere"}).fetchall()
-    assert {name.rpartition(" ")[2] for (name,) in lacking} == there
+    assert {name.rpartition(" ")[2] for name, _ in lacking} == there
 
 
 @pytest.mark.parametrize("what", ["history", "undo", "diff", "get_group_at"])

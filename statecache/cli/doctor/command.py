@@ -15,6 +15,7 @@ from statecache.cli.doctor.postgres_rights import hidden_of
 from statecache.cli.error_text import credentials, origin_told, text_of
 from statecache.cli.exits import CONFIGURATION, FINDING, OK, refuses_user, status_of
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
+from statecache.cli.schema_check import unapplied_text
 from statecache.cli.screen import counted, print_json, print_labelled, print_table
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, DurabilityRefused, StateCacheError, Unavailable
@@ -248,7 +249,7 @@ def _against_postgres(postgres: PostgresFacts | None) -> str:
         return "this Postgres is a standby: nothing is flushed into it"
     if hidden := hidden_of(postgres.tables):
         return f"row-level security is on for {', '.join(hidden)}"
-    if postgres.lacking:
+    if postgres.lacking.stops and not postgres.behind:
         return "the schema is there in part"
     return "" if postgres.tables else "the schema is not there: statecache migrate"
 
@@ -264,6 +265,8 @@ def _worth(level: str, settings: Settings, redis: RedisFacts | None, postgres: P
         return f"{settings.replicas} replicas acknowledge; survives the primary, if one of them is promoted"
     if level == "disk":
         return "the append-only file is synced; survives a power loss of the primary"
+    if postgres is not None and postgres.behind:
+        return f"survives any loss of Redis, where workers do not wait for it: {unapplied_text(postgres.behind)}"
     if postgres is not None and postgres.settings.get("fsync") == "off":
         return "survives any loss of Redis, but no crash of Postgres' machine: fsync is off"
     asynchronous = postgres is not None and postgres.standbys and not postgres.settings.get("synchronous_standby_names")

@@ -12,7 +12,7 @@ import psycopg
 from statecache.cli.doctor import postgres_rights
 from statecache.cli.doctor.findings import Finding, error, note, warning
 from statecache.cli.doctor.postgres_rights import Refused, hidden_of
-from statecache.cli.schema_check import WHOLE_AGAIN, lacking_of
+from statecache.cli.schema_check import Lack, lack_of, unapplied, unapplied_text
 from statecache.clock import wall
 from statecache.core.postgres.connection import brief, connect, milliseconds
 from statecache.errors import PostgresUnavailable
@@ -52,12 +52,17 @@ class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True):
     ahead_s: float
     unowned: tuple[int, int] | None = None
     """How many shards have no live worker, of how many; None where this role may not see the workers."""
-    lacking: str = ""
+    lacking: Lack = Lack()
     """What the migrations make and this schema lacks, as far as this role may see it."""
     hindered: Sequence[tuple[str, str, int]] = ()
     """Live workers that tell of trouble: which, what, and how many shards they leave to others."""
     rows: Sequence[ShardRow] = ()
     """The shards' rows; none where this role may not see them."""
+
+    @property
+    def behind(self) -> list[int]:
+        """Which migrations are still to be applied."""
+        return unapplied(self.applied)
 
 
 async def ask(settings: Settings) -> PostgresFacts:
@@ -111,8 +116,8 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
     if applied == [] and set(tables) > {"migration"}:
         missing.append(("the rows of migration",))
     counted = cluster is not None and cluster[1] == settings.shards and readable("shard")
-    lacking = lacking_of(
-        [row[0] for row in missing],
+    lacking = lack_of(
+        missing,
         pinned=cluster is not None or not readable("cluster"),
         rows=len(rows) if counted else settings.shards,
         shards=settings.shards,
@@ -238,11 +243,13 @@ def _schema(facts: PostgresFacts, settings: Settings) -> Iterator[Finding]:
         yield note("postgres", "which migrations were applied cannot be seen", "",
                    f'GRANT SELECT ON "{schema}".migration TO {facts.role}')  # fmt: skip
     elif begun and (behind := sorted(known - set(facts.applied))):
-        yield error("postgres", f"migrations {', '.join(map(str, behind))} are not applied",
+        yield error("postgres", unapplied_text(behind),
                     "this release may find tables or columns missing", "statecache migrate")  # fmt: skip
-    elif facts.lacking:
-        yield error("postgres", f"the schema is there in part: it lacks {facts.lacking}",
-                    "clients and workers are refused, or cannot tell what is there twice", WHOLE_AGAIN)  # fmt: skip
+    elif facts.lacking.parts:
+        refused = "clients and workers are refused, or cannot tell what is there twice"
+        costs = refused if facts.lacking.stops else "who looks for something by it reads the whole table"
+        yield error("postgres", f"the schema is there in part: it lacks {facts.lacking.parts}", costs,
+                    facts.lacking.remedy)  # fmt: skip
     elif newer := sorted(set(facts.applied) - known):
         yield note("postgres", f"a newer release has applied {', '.join(map(str, newer))}", "", "upgrade this one")
     if facts.cluster is not None:

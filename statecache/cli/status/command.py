@@ -103,7 +103,7 @@ def overview_of(settings: Settings, sample: Sample, history: dict[str, Any]) -> 
 
 def uncounted(sample: Sample) -> list[str]:
     """Return which counts of a look have come to where it counts no further: there are at least so many."""
-    from statecache.cli.status.sample import COUNTED_MAX
+    from statecache.cli.status.postgres import COUNTED_MAX
 
     return [name for name in ("quarantined", "conflicts") if (getattr(sample, name) or 0) > COUNTED_MAX]
 

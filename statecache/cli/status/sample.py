@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache.cli.exits import CONFIGURATION, status_of
-from statecache.cli.schema_check import WHOLE_AGAIN, lacking_of
 from statecache.cli.screen import size_text
+from statecache.cli.status.postgres import ask, unfit
 from statecache.cli.status.replicas import REPLICAS, replicas_min_of, unreplicated
 from statecache.clock import monotonic, wall
 from statecache.core.postgres.tier import PostgresTier
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
     from statecache.settings import Settings
 
-COUNTED_MAX = 1000
 READ_BYTES_MAX = 2 * 1024 * 1024
 """How much of the streams one look may read, for the age of the oldest entry and for the keys."""
 ENTRIES_MAX = 20
@@ -185,13 +184,7 @@ class Sampler:
         return found
 
     async def _ask_postgres(self) -> dict[str, Any]:
-        end = monotonic() + self._patience_s
-        rows = await self._postgres.fetch("overview", {"most": COUNTED_MAX + 1}, seconds=self._patience_s)
-        asked = {"schema": self.settings.postgres_schema}
-        missing = await self._postgres.fetch("schema_missing", asked, seconds=max(end - monotonic(), 0.001))
-        missing += await self._postgres.fetch("rows_missing", {}, seconds=max(end - monotonic(), 0.001))
-        found: dict[str, Any] = rows[0][0]
-        return found | {"missing": [row[0] for row in missing]}
+        return await ask(self._postgres, self.settings, seconds=self._patience_s)
 
     async def _linked(self) -> Link:
         if self._link is None or not self._link.alive:
@@ -372,23 +365,8 @@ def _postgres(settings: Settings, answer: Any) -> Server:
     return Server(
         url=url, version=f"Postgres {answer['version'].partition(' ')[0]}",
         role="standby" if answer["standby"] else "primary",
-        keeps=f"synchronous_commit {answer['synchronous_commit']}", problems=[*_unfit(answer, settings)],
+        keeps=f"synchronous_commit {answer['synchronous_commit']}", problems=[*unfit(answer, settings)],
     )  # fmt: skip
-
-
-def _unfit(answer: Mapping[str, Any], settings: Settings) -> Iterator[str]:
-    """Yield what a Postgres is, or is set to, that it must not be."""
-    if lacking := lacking_of(answer["missing"], pinned=True, rows=len(answer["shards"]), shards=settings.shards):
-        yield f"the schema is there in part, it lacks {lacking}: {WHOLE_AGAIN}"
-    if answer["read_only"]:
-        yield (
-            "Postgres' transactions are read only by default, so agents can open no gate: "
-            "set default_transaction_read_only = off"
-        )
-    if answer["encoding"] != "UTF8":
-        yield (
-            f"the database's encoding is {answer['encoding']}: move to one made with TEMPLATE template0 ENCODING 'UTF8'"
-        )
 
 
 def trouble_of(error: BaseException) -> str:

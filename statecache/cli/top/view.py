@@ -15,8 +15,8 @@ from statecache.cli.screen import counted, plain, shortened, size_text, styled, 
 from statecache.cli.sparkline import LOOKS_KEPT, sparkline, width_within
 from statecache.cli.status.attention import BACKLOG_LIMIT
 from statecache.cli.status.command import backlog_text, lag_text, server_text, shards_text
+from statecache.cli.status.postgres import COUNTED_MAX
 from statecache.cli.status.rates import EVERY_S, LOOKS_MAX, Figures
-from statecache.cli.status.sample import COUNTED_MAX
 
 WIDE = 110
 NARROW = 72
