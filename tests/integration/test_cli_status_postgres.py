@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,11 +12,92 @@ import pytest
 from statecache import Settings
 from statecache.testing import servers
 from statecache_workers.worker import Worker
-from tests.fixtures.flusher import flush_through, rows
+from tests.fixtures.flusher import flush, flush_through, rows
+from tests.fixtures.servers import MakeSettings
 from tests.support.command_line import CommandLine
 from tests.support.polling import pause_thread
 
 Psql = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def settings(make_settings: MakeSettings) -> Settings:
+    """Settings with which `status` does not wait for long."""
+    return make_settings(timeout_s=1.0, hydrate_token_s=1.0)
+
+
+@pytest.fixture
+def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """The command line on the test's deployment."""
+    return CommandLine(settings, monkeypatch, capsys)
+
+
+@pytest.fixture
+def bob(settings: Settings) -> Iterator[Psql]:
+    """The session of a person in the deployment's schema, whose transaction began more than a second ago."""
+    path = f"-c search_path={settings.postgres_schema}"
+    with psycopg.connect(settings.postgres_url, application_name="psql of bob", options=path) as session:
+        session.execute("SELECT pg_sleep(1.1)")
+        yield session
+        session.rollback()
+
+
+@pytest.mark.parametrize(
+    ("lock", "status"),
+    [
+        ("LOCK TABLE state IN SHARE MODE", 1),
+        ("LOCK TABLE change IN SHARE ROW EXCLUSIVE MODE", 1),
+        ("ALTER TABLE change ADD COLUMN extra integer", 4),
+        ("LOCK TABLE shard", 4),
+        ("LOCK TABLE cluster", 4),
+    ],
+)
+async def test_who_has_locked_a_table_is_named(
+    cli: CommandLine, worker: Worker, psql: Psql, bob: Psql, lock: str, status: int
+) -> None:
+    """Nothing named it: `status` said that Postgres does not answer, or that shards have no worker."""
+    await flush(worker)
+    psql.execute("UPDATE shard SET lease_until = now() - interval '1 second'")
+    bob.execute(lock.encode())
+    found = await cli.beside("status", "--json")
+    assert found.status == status, found
+    (told,) = [one for one in found.json["attention"] if "psql of bob" in one]
+    pid = bob.info.backend_pid
+    assert f"pid {pid} (" in told
+    assert f"has locked {lock.split()[2]} (" in told
+    assert told.endswith(f"and others wait for it: let it end, or: SELECT pg_terminate_backend({pid})")
+    if "shard" in lock:  # doctor asks this table too
+        assert f"pid {pid} (" in (await cli.beside("doctor", "--json")).json["unreachable"][0]
+
+
+async def test_who_waits_to_lock_a_table_is_named_with_those_before_it(
+    cli: CommandLine, settings: Settings, worker: Worker, psql: Psql, bob: Psql
+) -> None:
+    await flush(worker)
+    path = f"-c search_path={settings.postgres_schema}"
+    with (
+        ThreadPoolExecutor(1) as threads,
+        psycopg.connect(settings.postgres_url, application_name="a report", options=path) as reader,
+    ):
+        reader.execute("SELECT FROM shard")
+        waiting = threads.submit(bob.execute, "TRUNCATE shard")
+        while not rows(psql, "SELECT FROM pg_locks WHERE pid = %s AND NOT granted", bob.info.backend_pid):
+            pause_thread()
+        found = await cli.beside("status", "--json")
+        bob.cancel()
+        assert isinstance(waiting.exception(), psycopg.errors.QueryCanceled)
+        (told,) = found.json["attention"][:1]
+        assert "with psql of bob) waits to lock shard (AccessExclusiveLock, in a transaction of " in told
+        assert f"and others behind it, for pid {reader.info.backend_pid} (" in told
+
+
+async def test_a_person_who_only_reads_or_writes_is_not_named(
+    cli: CommandLine, worker: Worker, psql: Psql, bob: Psql
+) -> None:
+    await flush(worker)
+    psql.execute("UPDATE shard SET lease_until = now() - interval '1 second'")
+    bob.execute("SELECT FROM state; INSERT INTO retention SELECT * FROM retention")
+    assert "psql of bob" not in (await cli.beside("status")).out
 
 
 def _until_waiting(url: str, admin: Psql, threads: ThreadPoolExecutor) -> Any:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psycopg
+from psycopg import errors as pg
 
 from statecache.cli.doctor import postgres_rights
 from statecache.cli.doctor.findings import Finding, error, note, warning
 from statecache.cli.doctor.postgres_rights import Refused, hidden_of
 from statecache.cli.schema_check import Lack, lack_of, unapplied, unapplied_text
+from statecache.cli.status.table_locks import told_apart
 from statecache.clock import wall
 from statecache.core.postgres.connection import brief, connect, milliseconds
 from statecache.errors import PostgresUnavailable
@@ -76,7 +78,9 @@ async def ask(settings: Settings) -> PostgresFacts:
     except TimeoutError as late:
         raise PostgresUnavailable("timeout", detail=f"{where}: no answer") from late
     except psycopg.Error as failed:
-        raise PostgresUnavailable("connection", detail=f"{where}: {brief(failed)}") from None
+        waited = isinstance(failed, (pg.QueryCanceled, pg.LockNotAvailable))
+        locks = await told_apart(settings) if waited else ""
+        raise PostgresUnavailable("connection", detail=": ".join(filter(None, [where, brief(failed), locks]))) from None
 
 
 async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -> PostgresFacts:

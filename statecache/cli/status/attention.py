@@ -51,7 +51,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 def attention_of(found: Overview, sample: Sample, history: Mapping[str, Any]) -> list[str]:
     """Return the reasons why a person should look, worst first."""
     reasons = [*_servers(found), *_gates(found, sample.shards), *_beyond(history.get("foreign_entries", {}))]
-    reasons += [*_held(sample.held), *_hindered(sample.workers or ())]
+    reasons += [*_held(sample.held), *(lock.told for lock in sample.locks), *_hindered(sample.workers or ())]
     if found.shards["unowned"]:
         unowned, count = found.shards["unowned"], found.shards["count"]
         reasons.append(f"{unowned} of {count} shards have no worker: {NO_WORKER}")

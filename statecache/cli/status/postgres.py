@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from statecache.cli.schema_check import MIGRATE, lack_of, unapplied, unapplied_text
+from statecache.cli.status.table_locks import TableLock, told_apart
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable
 
@@ -18,17 +19,38 @@ COUNTED_MAX = 1000
 
 
 async def ask(tier: PostgresTier, settings: Settings, *, seconds: float) -> dict[str, Any]:
-    """Ask a Postgres how things stand, and whether its schema is there as a whole."""
+    """Ask a Postgres how things stand, and whether its schema is there as a whole.
+
+    Where it does not answer in time, the error names who has locked a table as a whole.
+    """
+    try:
+        return await _ask(tier, settings, seconds=seconds)
+    except PostgresUnavailable as error:
+        told = await told_apart(settings) if _is_late(error) else ""
+        if not told:
+            raise
+        raise PostgresUnavailable(error.reason, detail=f"{error.detail}: {told}", hint=error.hint) from error
+
+
+def _is_late(error: PostgresUnavailable) -> bool:
+    """Return whether a lock may be why there was no answer: a new connection asks the table `cluster` at once."""
+    return error.reason in ("timeout", "connection") or (error.reason == "connect" and "no answer" in error.detail)
+
+
+async def _ask(tier: PostgresTier, settings: Settings, *, seconds: float) -> dict[str, Any]:
     end = monotonic() + seconds
     rows = await tier.fetch("overview", {"most": COUNTED_MAX + 1}, seconds=seconds)
+    found: dict[str, Any] = rows[0][0]
     asked = {"schema": settings.postgres_schema}
+    locks: list[Any] = []
+    if any(owner is None for *_, owner in found["shards"]) or any(trouble for *_, trouble in found["workers"]):
+        locks = await tier.fetch("table_locks", asked, seconds=max(end - monotonic(), 0.001))
     missing = await tier.fetch("schema_missing", asked, seconds=max(end - monotonic(), 0.001))
     missing += await tier.fetch("rows_missing", {}, seconds=max(end - monotonic(), 0.001))
     applied = await _applied(tier, seconds=max(end - monotonic(), 0.001))
     if applied == []:
         missing.append(("the rows of migration",))
-    found: dict[str, Any] = rows[0][0]
-    return found | {"missing": missing, "applied": applied}
+    return found | {"missing": missing, "applied": applied, "locks": [TableLock.of(row) for row in locks]}
 
 
 async def _applied(tier: PostgresTier, *, seconds: float) -> list[int] | None:

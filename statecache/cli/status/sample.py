@@ -28,6 +28,7 @@ from statecache.settings import masked
 from statecache_workers.redis_memory import shortage
 
 if TYPE_CHECKING:
+    from statecache.cli.status.table_locks import TableLock
     from statecache.core.redis.connection import Link
     from statecache.settings import Settings
 
@@ -104,6 +105,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     shards: list[Shard]
     workers: list[WorkerSeen] | None
     held: list[HeldRow] = []
+    locks: list[TableLock] = []
     quarantined: int | None
     conflicts: int | None
     committed_total: int | None
@@ -252,6 +254,7 @@ def sample_of(settings: Settings, redis: Any, postgres: Any) -> Sample:
         shards=shards,
         workers=[_worker(row, settings.lease_s) for row in rows["workers"]] if rows else None,
         held=[HeldRow(*row) for row in rows.get("held", ())],
+        locks=rows.get("locks", []),
         quarantined=rows.get("quarantined"),
         conflicts=rows.get("conflicts"),
         committed_total=sum(int(parts[3]) for parts in whole) if told else None,

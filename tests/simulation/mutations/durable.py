@@ -219,7 +219,7 @@ DURABLE = {
     "holder of a row": Mutant(
         "status does not tell who holds the row of a shard that no worker can take",
         "statecache/cli/status/attention.py",
-        "    reasons += [*_held(sample.held), *_hindered(sample.workers or ())]\n",
+        "*_held(sample.held), ",
         "",
         by="postgres row_locked",
     ),
