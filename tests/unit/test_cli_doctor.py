@@ -24,7 +24,7 @@ NOTHING_REFUSED: dict[str, list[str]] = {"SELECT": [], "INSERT": [], "UPDATE": [
 REDIS = RedisFacts(
     info={"redis_version": "7.4.0", "role": "master", "connected_slaves": "0", "maxmemory": "1000",
           "maxmemory_policy": "volatile-lru", "aof_enabled": "1", "aof_last_write_status": "ok"},
-    config={"appendfsync": "always", "save": "", "maxmemory-clients": "100", "min-replicas-to-write": "1",
+    config={"appendfsync": "always", "save": "", "maxmemory-clients": "1073741824", "min-replicas-to-write": "1",
             "client-output-buffer-limit": "normal 0 0 0 slave 268435456 67108864 60 pubsub 33554432 8388608 60"},
     config_refused="", pin=["64", HASH, "sc", "statecache", "one"], lacking=[],
     worker_lacking=[], handshake_refused="", agent_refused="", worker_refused="",
@@ -81,6 +81,35 @@ def test_servers_in_order_give_no_finding_at_all() -> None:
 )  # fmt: skip
 def test_redis(facts: dict[str, Any], what: str, severity: str) -> None:
     assert of_redis(**facts) == {what: severity}
+
+
+@pytest.mark.parametrize(
+    ("maxmemory", "config", "told"),
+    [
+        ("0", {"client-output-buffer-limit": "normal 2097152 1048576 60 pubsub 1 1 1"},
+         ["client-output-buffer-limit for clients is 2097152 bytes"]),
+        ("0", {"client-output-buffer-limit": "normal 0 1048576 1 pubsub 1 1 1"},
+         ["client-output-buffer-limit for clients is 1048576 bytes"]),
+        ("0", {"client-output-buffer-limit": "normal 536870912 33554432 60 pubsub 1 1 1"}, []),
+        ("0", {"maxmemory-clients": "3145728"}, ["maxmemory-clients is 3145728 bytes"]),
+        ("104857600", {"maxmemory-clients": "20%"}, ["maxmemory-clients is 20%, 20971520 bytes"]),
+        ("1073741824", {"maxmemory-clients": "20%"}, []),
+        ("0", {"maxmemory-clients": "20%"}, []),
+    ],
+)  # fmt: skip
+def test_limits_that_cut_a_worker_off_that_reads_a_batch(
+    maxmemory: str, config: dict[str, str], told: list[str]
+) -> None:
+    found = of_redis(info={"maxmemory": maxmemory}, config=config)
+    assert [what for what in found if "limit for clients" in what or "maxmemory-clients" in what] == told
+
+
+def test_a_smaller_batch_fits_into_a_smaller_limit() -> None:
+    facts = msgspec.structs.replace(REDIS, config={**REDIS.config, "maxmemory-clients": str(40 << 20)})
+    small = SETTINGS.model_copy(update={"flush_bytes_max": 8 << 20})
+    for settings, count in ((SETTINGS, 1), (small, 0)):
+        found = [one for one in doctor_redis.findings(facts, settings, worker=True) if one.what.startswith("maxmemory")]
+        assert [one.severity for one in found] == ["warning"] * count
 
 
 def test_replicas_that_are_not_there_need_no_settings() -> None:

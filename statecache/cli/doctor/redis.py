@@ -53,6 +53,10 @@ _LARGEST = {"proto-max-bulk-len": "512mb", "client-query-buffer-limit": "1gb"}
 """What a server allows unless told otherwise."""
 _QUERY_BESIDE = 1024 * 1024
 """What a commit may weigh beside its values, in bytes."""
+_BATCH_BESIDE = 1024 * 1024
+"""What a batch may weigh beside its values, in bytes."""
+_ROOM = 4
+"""How many batches a limit is to leave room for: several workers and clients read at once."""
 REPLICA_BUFFER_MIN = 256 * 1024 * 1024
 """A burst of large commits fits into this much, in bytes, before a replica is cut off and starts over."""
 
@@ -246,6 +250,7 @@ def _memory(facts: RedisFacts, settings: Settings) -> Iterator[Finding]:
         yield warning("redis", "maxmemory-clients is 0", "one client that stops reading can fill the memory of all",
                       "CONFIG SET maxmemory-clients 20%, and in redis.conf")  # fmt: skip
     yield from _largest(facts, settings)
+    yield from _batches(facts, settings)
     limits = facts.config.get("client-output-buffer-limit", "")
     if re.search(r"pubsub 0 0 ", limits):
         yield warning("redis", "client-output-buffer-limit has none for pubsub",
@@ -264,6 +269,27 @@ def _largest(facts: RedisFacts, settings: Settings) -> Iterator[Finding]:
             yield warning("redis", f"{name} is {most} bytes",
                           f"a large {what} cuts its connection off: every try fails, others beside it are sent again",
                           f"CONFIG SET {name} {_LARGEST[name]}, and in redis.conf")  # fmt: skip
+
+
+def _batches(facts: RedisFacts, settings: Settings) -> Iterator[Finding]:
+    """Yield which limits of the server are below what is sent to a worker that reads a batch: it reads that again."""
+    least = settings.flush_bytes_max + COMMIT_BYTES_MAX + _BATCH_BESIDE
+    costs = "a worker that reads a batch of large changes is cut off, each time anew, and flushes nothing of any shard"
+    most = f"{_ROOM * least >> 20}mb"
+    limits = re.search(r"normal (\d+) (\d+) (\d+)", facts.config.get("client-output-buffer-limit", ""))
+    hard, soft, seconds = map(int, limits.groups()) if limits else (0, 0, 0)
+    if seconds > settings.timeout_s:  # who reads for that long has given up
+        soft = 0
+    if 0 < (limit := min(filter(None, (hard, soft)), default=0)) < least:
+        yield warning("redis", f"client-output-buffer-limit for clients is {limit} bytes", costs,
+                      f'CONFIG SET client-output-buffer-limit "normal {most} {most} 60", and in redis.conf; or lower '
+                      f"flush_bytes_max, which is {settings.flush_bytes_max}")  # fmt: skip
+    told = facts.config.get("maxmemory-clients", "")
+    part = int(told[:-1] if told[:-1].isdigit() else 0) if told.endswith("%") else 0
+    whole = int(facts.info.get("maxmemory", 0)) * part // 100 if part else int(told) if told.isdigit() else 0
+    if 0 < whole < least:
+        yield warning("redis", f"maxmemory-clients is {told}" + (f", {whole} bytes" if part else " bytes"), costs,
+                      f"CONFIG SET maxmemory-clients {most}, and in redis.conf")  # fmt: skip
 
 
 def _replicas(facts: RedisFacts) -> Iterator[Finding]:
