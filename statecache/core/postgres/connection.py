@@ -57,6 +57,12 @@ _NO_LINE = "Add a line to the server's pg_hba.conf; sslmode= of postgres_url say
 _LET_IN = "Give this role LOGIN, and CONNECT on the database."
 _TLS = "Check sslmode=, sslrootcert=, sslcert= and sslkey= of postgres_url, and the server's name in it."
 _UP = "Is the server up, the URL right?"
+_REFUSES = (
+    "The server is up, and says that itself: unless it passes, check the database, user and password in the URL, and "
+    "that this role has LOGIN, and CONNECT on the database."
+)
+_SERVER_SAYS = re.compile(r"failed: \w+:  ")
+"""How libpq begins what a server says, by its severity; both are in the server's language."""
 _DIRECT = " sslnegotiation=direct is understood by Postgres 17 and later, with TLS."
 _INVALID = re.compile(r'\binvalid "?\w+"? value\b|\binvalid port number\b|\bmay not be used with\b')
 """What libpq says of a value in the URL, before it asks a server."""
@@ -106,8 +112,9 @@ async def connect(
         closed = any(words in str(error) for words in _CLOSED)
         refused = closed or any(words in str(error) for words in _NO_ENTRY)
         direct = _DIRECT if "sslnegotiation=direct" in settings.postgres_url else ""
+        away = _REFUSES if _SERVER_SAYS.search(brief(error)) else _UP
         let_in = _LET_IN if closed else _NO_LINE if "no pg_hba.conf entry" in str(error) else _WHO
-        reason, hint = ("authentication", let_in) if refused else ("connect", _UP + direct)
+        reason, hint = ("authentication", let_in) if refused else ("connect", away + direct)
         if not refused and over_tls:
             reason, hint = "tls", _TLS
         raise PostgresUnavailable(reason, detail=f"{where}: {brief(error)}", hint=hint) from None
