@@ -10,9 +10,10 @@ import psycopg
 import pytest
 
 from statecache import Settings
+from statecache.cli.status.attention import WENT_BACK
 from statecache.testing import servers
 from statecache_workers.worker import Worker
-from tests.fixtures.flusher import flush, flush_through, rows
+from tests.fixtures.flusher import Agents, flush, flush_through, rows
 from tests.fixtures.servers import MakeSettings
 from tests.support.command_line import CommandLine
 from tests.support.polling import pause_thread
@@ -89,6 +90,23 @@ async def test_who_waits_to_lock_a_table_is_named_with_those_before_it(
         (told,) = found.json["attention"][:1]
         assert "with psql of bob) waits to lock shard (AccessExclusiveLock, in a transaction of " in told
         assert f"and others behind it, for pid {reader.info.backend_pid} (" in told
+
+
+async def test_a_postgres_that_is_behind_redis_is_asked_whether_it_is_the_primary(
+    cli: CommandLine, agents: Agents, worker: Worker, psql: Psql
+) -> None:
+    """An old primary that was back beside the new one was told of as shards without a worker, or an epoch to adopt."""
+    for shard in (0, 1):
+        agents.commit(agents.key_on(shard))
+    await flush(worker)
+    psql.execute("UPDATE shard SET flushed = 0 WHERE shard < 2")
+    psql.execute("UPDATE shard SET epoch = 0 WHERE shard = 2")
+    psql.execute("UPDATE shard SET lease_until = now() - interval '1 second' WHERE shard = 1")
+    told = (await cli.beside("status", "--json")).json["attention"]
+    assert told[:2] == [
+        f"the gate of shard 2 is closed: Redis is at epoch 1, Postgres at 0; {WENT_BACK}",
+        f"Redis was told that more of shard 1 is flushed than this Postgres holds: {WENT_BACK}",
+    ], "a worker may have flushed more of shard 0 since"
 
 
 async def test_a_person_who_only_reads_or_writes_is_not_named(

@@ -26,6 +26,11 @@ GATES = (
     "to name with --from and --to"
 )
 
+WENT_BACK = (
+    "if it stays so, this Postgres went back, or is an old primary or a copy: see which Postgres is the primary, and "
+    "name that in postgres_url; if it is this one, a worker goes on with it, or says in its log what to do"
+)
+
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """What `status` shows; `attention` are the reasons why a person should look."""
@@ -50,7 +55,12 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 def attention_of(found: Overview, sample: Sample, history: Mapping[str, Any]) -> list[str]:
     """Return the reasons why a person should look, worst first."""
-    reasons = [*_servers(found), *_gates(found, sample.shards), *_beyond(history.get("foreign_entries", {}))]
+    reasons = [
+        *_servers(found),
+        *_gates(found, sample.shards),
+        *_went_back(sample.shards),
+        *_beyond(history.get("foreign_entries", {})),
+    ]
     reasons += [*_held(sample.held), *(lock.told for lock in sample.locks), *_hindered(sample.workers or ())]
     if found.shards["unowned"]:
         unowned, count = found.shards["unowned"], found.shards["count"]
@@ -78,10 +88,17 @@ def _gates(found: Overview, shards: Sequence[Shard]) -> Iterator[str]:
         return
     some = [one for one in shards if one.open is False][:_NAMED]
     for one in some:
-        yield f"the gate of shard {one.shard} is closed: {one.closed_because}; {GATES}"
+        remedy = WENT_BACK if one.postgres_behind else GATES
+        yield f"the gate of shard {one.shard} is closed: {one.closed_because}; {remedy}"
     if (closed := found.shards["closed"] or 0) > _NAMED:
         left = closed - _NAMED
         yield f"{'the gate of 1 more shard is' if left == 1 else f'the gates of {left} more shards are'} closed"
+
+
+def _went_back(shards: Sequence[Shard]) -> Iterator[str]:
+    """Yield which shards Postgres is behind in; one that has a worker may have been flushed between both answers."""
+    if behind := [one.shard for one in shards if one.postgres_behind and one.open and one.owned is False]:
+        yield f"Redis was told that more of {_shards(behind)} is flushed than this Postgres holds: {WENT_BACK}"
 
 
 def _beyond(foreign_entries: Mapping[int, str]) -> Iterator[str]:

@@ -69,6 +69,8 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     lag_entries: int | None = None
     lag_bytes: int | None = None
     lag_s: float | None = None
+    postgres_behind: bool = False
+    """Whether Redis was told of a later epoch, or of more that was flushed, than Postgres knows of."""
 
 
 class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,6 +286,7 @@ def _shard(shard: int, row: Sequence[Any] | None, meta: Any, told: FromRedis | N
             "lag_entries": max(0, int(n) - int(flushed)),
             "lag_bytes": max(0, int(size) - int(flushed_bytes)),
             "lag_s": _age_s(oldest, told.now_ms, behind=int(n) > int(flushed)),
+            "postgres_behind": row is not None and (int(epoch), int(flushed)) > (row[1], row[3]),
         }
     return Shard(**facts)
 

@@ -10,15 +10,15 @@ OPERATORS = {
     "closed gates told": Mutant(
         "status says nothing of a shard that nobody can write to",
         _ATTENTION,
-        "*_gates(found, sample.shards), ",
+        "        *_gates(found, sample.shards),\n",
         "",
         by="scenarios conditions",
     ),
     "bricked shards told": Mutant(
         "status says nothing of a stream that goes on beyond what its meta knows",
         _ATTENTION,
-        ', *_beyond(history.get("foreign_entries", {}))]',
-        "]",
+        '        *_beyond(history.get("foreign_entries", {})),\n',
+        "",
         by="scenarios conditions",
     ),
     "full servers told": Mutant(
