@@ -52,7 +52,7 @@ def commit_around(agents: Agents, *bad: str) -> str:
     return position
 
 
-async def turns(worker: Worker, count: int = 30) -> None:
+async def turns(worker: Worker, count: int = 12) -> None:
     """Turn the worker through outages; its leases are looked at again each time."""
     for _ in range(count):
         worker.refresh()

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 INDEX_S_MAX = 600.0
 KEYS_MAX = 10_000
 RECORDS_MAX = 1000
+LOOK_S_MAX = 2.0
+"""How long an answer is waited for at most, in seconds; half of a call's time at most: Redis may hold the record."""
 
 
 class _KeyRecords(msgspec.Struct):
@@ -74,7 +76,8 @@ class StepIndex:
                 return of_key.new_in(record_key)
         asked = monotonic()
         try:
-            epoch, records = await self._batcher.ask(key, weight=len(key), seconds=max(end - asked, 0.001))
+            seconds = max(min((end - asked) / 2, LOOK_S_MAX), 0.001)
+            epoch, records = await self._batcher.ask(key, weight=len(key), seconds=seconds)
         except (PostgresUnavailable, RedisUnavailable):
             return None
         of_key = _KeyRecords(set(records), epoch, asked + self._lasts_s)
