@@ -60,6 +60,26 @@ async def turns(worker: Worker, count: int = 12) -> None:
             await worker.turn()
 
 
+async def others_go_on(agents: Agents, worker: Worker, psql: Psql, *, but: int) -> None:
+    """Commit to all shards but one, time and again: they are flushed, and of that one what is before the refused."""
+    others = [agents.key_on(shard) for shard in range(agents.keys.shards) if shard != but]
+    for _ in range(3):
+        for key in others:
+            agents.commit(key)
+        await turns(worker)
+    assert flushed(psql) == {agents.keys.shard(key): 3 for key in others} | {but: BEFORE}
+
+
+def assert_named(log: Log, worker: Worker, event: str, shard: int, *parts: str) -> None:
+    """One alarm has named the refused change, and the worker tells the same of itself."""
+    (told,) = log.of(event)
+    assert told["alarm"]
+    assert told["shard"] == shard
+    for part in (*parts, "refused".ljust(24, "d"), "broken"):
+        assert part in told["reason"]
+    assert f"shard {shard}: {told['reason']}" in worker.trouble
+
+
 @pytest.mark.parametrize(("state", "when"), [*((code, "BEFORE") for code in CODES), ("XX001", "AFTER")])
 async def test_a_change_that_is_refused_holds_up_its_own_shard_alone_and_is_named(
     agents: Agents, worker: Worker, psql: Psql, log: Log, state: str, when: str
@@ -69,18 +89,8 @@ async def test_a_change_that_is_refused_holds_up_its_own_shard_alone_and_is_name
     bad = "bad/1"
     position = commit_around(agents, bad, "bad/1/more")
     shard = agents.keys.shard(bad)
-    others = [agents.key_on(one) for one in range(agents.keys.shards) if one != shard]
-    for _ in range(3):
-        for key in others:
-            agents.commit(key)
-        await turns(worker)
-    assert flushed(psql) == {agents.keys.shard(key): 3 for key in others} | {shard: BEFORE}
-    (told,) = log.of("not_written")
-    assert told["alarm"]
-    assert told["shard"] == shard
-    for part in (position, "refused".ljust(24, "d"), bad, state, "broken"):
-        assert part in told["reason"]
-    assert f"shard {shard}: {told['reason']}" in worker.trouble
+    await others_go_on(agents, worker, psql, but=shard)
+    assert_named(log, worker, "not_written", shard, position, bad, state)
     assert log.of("unstable") == log.of("quarantined") == []
     relent(psql)
     worker.refresh()
@@ -151,18 +161,8 @@ async def test_a_change_that_cannot_be_parked_holds_up_its_own_shard_alone_and_i
     psql.execute(b"ALTER TABLE change ADD CONSTRAINT no_bad CHECK (key NOT LIKE 'bad/%')")
     refuse(psql, "P0001", when, of="%", field="change_id", table="quarantine")
     position, shard = commit_around(agents, "bad/1"), agents.keys.shard("bad/1")
-    others = [agents.key_on(one) for one in range(agents.keys.shards) if one != shard]
-    for _ in range(3):
-        for key in others:
-            agents.commit(key)
-        await turns(worker)
-    assert flushed(psql) == {agents.keys.shard(key): 3 for key in others} | {shard: BEFORE}
-    (told,) = log.of("not_quarantined")
-    assert told["alarm"]
-    assert told["shard"] == shard
-    for part in (position, "refused".ljust(24, "d"), "bad/1", "P0001", "cannot be parked", "broken"):
-        assert part in told["reason"]
-    assert f"shard {shard}: {told['reason']}" in worker.trouble
+    await others_go_on(agents, worker, psql, but=shard)
+    assert_named(log, worker, "not_quarantined", shard, position, "bad/1", "P0001", "cannot be parked")
     assert log.of("not_written") == log.of("unstable") == log.of("quarantined") == []
     relent(psql)
     worker.refresh()
