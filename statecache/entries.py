@@ -200,6 +200,19 @@ def change_set_of_states(
         raise ForeignEntry(f"the state holds text that is not UTF-8: {error.reason}") from None
 
 
+def fields_of(one: ChangeSet) -> list[bytes]:
+    """Return the fields of a change-set's entry, as a commit adds them; those of its leases are not known any more."""
+    told = {"format": "1", "change_id": one.change_id, "at": one.at.isoformat(), "writer": one.writer,
+            "entries": one.entries, "bytes": one.bytes}  # fmt: skip
+    told |= {name: said for name, said in (("actor", one.actor), ("reason", one.reason)) if said}
+    fields = [part for name, said in told.items() for part in (name.encode(), str(said).encode())]
+    for i, change in enumerate(one.changes, 1):
+        texts = (change.key, change.op, str(change.version), change.parent_change_id, change.encoding, change.schema)
+        for name, said in zip(_STATE, (*(text.encode() for text in texts), change.value), strict=True):
+            fields += [b"%s%d" % (name.encode(), i), said]
+    return fields
+
+
 def _change_of_state(state: Mapping[str, bytes]) -> ChangeRecord:
     op = _OPS.get(state["op"])
     if op is None:

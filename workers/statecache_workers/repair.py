@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from statecache.entries import ForeignEntry, change_set_of_states, many_of, position_of
+from statecache.entries import ForeignEntry, change_set_of_states, fields_of, many_of, position_of
 from statecache.model import Position
 from statecache_workers.owned_shards import set_apart
 from statecache_workers.slices import Entry, Slice
-from statecache_workers.stream_places import Gap, LostChange
+from statecache_workers.stream_places import Gap, LostChange, place_of
 from statecache_workers.streams import Streams
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ class Repair:
         if rebuilt.end < last:
             one.stop_at(rebuilt.end)
         if not one.gaps and one.missing_bytes:
-            one.gaps = [Gap(first, one.end.n, 1, {})]
+            begun = place_of(one.start.after).n + 1 if one.start.after else first  # parts of it may be passed already
+            one.gaps = [Gap(min(first, begun), one.end.n, 1, {})]
 
     async def _rebuild(self, link: Link, one: Slice, dirty: Sequence[_Dirty], end: int) -> _Rebuilt:
         """Add the entries of the dirty keys up to where the batch is full, and return what came of it."""
@@ -173,6 +174,7 @@ def _entry(one: Slice, n: int, states: Sequence[_State]) -> Entry:
     fields = [part for state in states for name, value in state.items() for part in (name.encode(), value)]
     try:
         position = position_of(states[0]["position"])
-        return Entry(fields, position, change_set_of_states(position, (one.end.entries, one.end.bytes), states))
+        found = change_set_of_states(position, (one.end.entries, one.end.bytes), states)
+        return Entry(fields_of(found), position, found)
     except ForeignEntry as error:
         return Entry(fields, Position(one.head.epoch or 0, n), None, str(error))

@@ -107,7 +107,8 @@ class Slice(msgspec.Struct, kw_only=True):
         known, size = self.known_bytes, self.end.bytes
         if known is not None and not any(gap.run for gap in self.gaps):
             size = min(size, self.start.bytes + known + missing)
-        self.end = self.start._replace(n=n, bytes=size)
+        entries = max(self.start.entries, self.end.entries - (self.end.n - n))
+        self.end = self.start._replace(n=n, entries=entries, bytes=size)
 
     @property
     def known_bytes(self) -> int | None:
