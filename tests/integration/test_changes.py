@@ -13,8 +13,10 @@ import pytest
 from statecache import AsyncStateCache, Change, CodecError, Settings, StateCache, UsageError
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
+from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, flush, flushing
 from tests.fixtures.servers import MakeClient, MakeSettings
+from tests.support.fault_proxy import FaultProxy
 
 Psql = psycopg.Connection[Any]
 
@@ -175,6 +177,19 @@ async def test_a_follower_ends_with_its_client_and_by_cancellation(settings: Set
     await reader.close()
     with pytest.raises(UsageError, match="closed"):
         await asyncio.wait_for(waiting, 20)
+
+
+async def test_a_follower_needs_no_events_where_the_servers_are_far(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, postgres_proxy: FaultProxy
+) -> None:
+    """The connection for events asks Postgres, too, and a follower has little time for that."""
+    await cache.set("runs/1", 1)
+    async with flushing(worker):
+        await cache.set("runs/2", 2, durability="postgres")
+    postgres_proxy.delay_s = 0.1
+    far = through(settings, postgres=postgres_proxy)
+    async with AsyncStateCache(settings=far) as reader, reader.changes("runs/") as feed:
+        assert [(await anext(feed)).value for _ in range(2)] == [1, 2]
 
 
 async def test_a_value_of_another_type_is_told_once_and_passed(cache: AsyncStateCache, worker: Worker) -> None:

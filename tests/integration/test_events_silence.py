@@ -56,6 +56,17 @@ async def test_a_connection_on_which_nothing_happens_is_kept(
     assert heard_by <= _listening(redis_raw)
 
 
+async def test_a_far_server_is_heard_though_each_call_is_short(
+    make_client: MakeClient, settings: Settings, proxy: FaultProxy, redis_raw: Any
+) -> None:
+    """To connect takes longer than the part of a call that goes into it."""
+    others = _listening(redis_raw)
+    client = make_client(through(settings, redis=proxy))
+    await client.set(KEY, 0)
+    proxy.delay_s = 0.08
+    assert await _until_it_listens(client, redis_raw, not_by=others)
+
+
 async def test_commits_are_not_held_up_where_no_connection_for_events_can_be_opened(
     make_client: MakeClient, settings: Settings, proxy: FaultProxy, worker: Worker, redis_raw: Any
 ) -> None:

@@ -86,10 +86,10 @@ async def test_a_turn_that_waits_for_a_server_takes_of_the_time_for_the_draining
     slow = settings.model_copy(update={"timeout_s": 300.0, "hydrate_token_s": 300.0, "drain_s": DRAIN_S})
     silent = proxy if which == "redis" else postgres_proxy
     async with _told(through(slow, redis=proxy, postgres=postgres_proxy), log) as told:
-        silent.freeze()
-        sent = len(silent.requests)
+        fault = silent.arm("silence", at=b"")  # whatever is asked next
         told.runner.worker.refresh()
-        await until(lambda: len(silent.requests) > sent)
+        await fault.wait()
+        silent.freeze()
         told.runner.signalled()
         await until(told.task.done)
         assert log.of("stopped")

@@ -65,7 +65,7 @@ class SlowRedis:
 
         self.meanwhile = meanwhile
 
-    async def link(self, seconds: float) -> QuietLink:
+    async def link(self, seconds: float | None = None) -> QuietLink:
         """Return a connection for events."""
         return QuietLink()
 

@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from statecache import ConfigurationError, RedisUnavailable
+from statecache import ConfigurationError, PostgresUnavailable, RedisUnavailable
 from statecache.concurrency import TASKS
 from statecache.core.redis import pubsub
 from statecache.core.redis.pubsub import Subscriptions
 from statecache.errors import StateCacheError
+from tests.support.failed_over import until
 
 END = 1e6
 
@@ -32,6 +33,10 @@ class Link:
         """Wait until cancelled."""
         await asyncio.Event().wait()
 
+    def let_go(self) -> None:
+        """Be parted with."""
+        self.alive = False
+
     def hang_up(self) -> None:
         """Do nothing: nobody is to be woken."""
 
@@ -50,15 +55,18 @@ class Redis:
         self.takes_s = 0.0
         self.answer: Link | StateCacheError = Link()
         self.attempts = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
         self.pool = self
 
     def check_place(self) -> None:
         """Find nothing wrong."""
 
-    async def link(self, seconds: float) -> Link:
+    async def link(self, seconds: float | None = None) -> Link:
         """Return the connection, or raise what hinders it, after its time."""
         self.attempts += 1
         await asyncio.sleep(0)  # others come meanwhile
+        await self.may_answer.wait()
         self.now += self.takes_s
         if isinstance(self.answer, Link):
             return self.answer
@@ -79,8 +87,8 @@ async def events(redis: Redis) -> AsyncIterator[Subscriptions]:
     await events.close()
 
 
-async def _watch(events: Subscriptions, channel: str = "a") -> bool:
-    await events.watch(channel, lambda _: None, end=END)
+async def _watch(events: Subscriptions, channel: str = "a", *, end: float = END) -> bool:
+    await events.watch(channel, lambda _: None, end=end)
     return events.listens(channel)
 
 
@@ -142,6 +150,44 @@ async def test_an_attempt_that_fails_at_once_is_repeated_by_the_next_caller(
     assert redis.attempts == 3
     redis.answer = Link()
     assert await _watch(events)
+
+
+async def test_an_attempt_goes_on_for_longer_than_its_callers_have(redis: Redis, events: Subscriptions) -> None:
+    """The server is far, and their calls are short."""
+    redis.may_answer.clear()
+    short = redis.now + 0.01
+    assert [await _watch(events, channel, end=short) for channel in "ab"] == [False, False]
+    redis.may_answer.set()
+    await until(lambda: events.listens("a"))
+    assert (events.listens("b"), redis.attempts) == (True, 1)
+
+
+async def test_nobody_waits_for_an_attempt_that_goes_on_for_long(redis: Redis, events: Subscriptions) -> None:
+    redis.may_answer.clear()
+    assert not await _watch(events, end=redis.now + 0.01)
+    redis.now += 2.1
+    async with asyncio.timeout(1):
+        assert not await _watch(events, "b")
+    assert redis.attempts == 1
+
+
+async def test_a_postgres_that_is_away_is_no_refusal(redis: Redis, events: Subscriptions) -> None:
+    """It is asked whether it belongs to this Redis."""
+    redis.answer = PostgresUnavailable("connect")
+    assert not await _watch(events)
+    redis.answer = Link()
+    assert await _watch(events)
+
+
+async def test_a_caller_that_is_cancelled_takes_nothing_from_the_others(redis: Redis, events: Subscriptions) -> None:
+    redis.may_answer.clear()
+    first, second = (asyncio.create_task(_watch(events, channel)) for channel in "ab")
+    await until(lambda: redis.attempts)
+    first.cancel()
+    await asyncio.wait([first])
+    redis.may_answer.set()
+    assert await second
+    assert redis.attempts == 1
 
 
 async def test_what_refuses_it_for_good_is_raised(redis: Redis, events: Subscriptions) -> None:

@@ -6,9 +6,10 @@ the connection or before it stood: who waits for one also looks for itself now a
 when the connection broke. Who has to be sure that it will hear what happens from now on waits until the subscription is
 `confirmed`.
 
-Nobody depends on events, so little time goes into a connection that cannot be opened, as behind a proxy that leaves new
-ones unanswered: after an attempt that failed, callers do without for five times as long as it took, or until the client
-has opened another connection to the server.
+Nobody depends on events, so callers spend little time on a connection that cannot be opened, as behind a proxy that
+leaves new ones unanswered. It is opened in the background, for far servers take their time, and callers wait for that
+no longer than they have, nor where it goes on for long. After an attempt that failed they do without for five times as
+long as it took, or until the client has opened another connection to the server.
 
 A server that is silent is asked for a sign of life: the other end may be gone, and a proxy before it may keep the
 connection. Where none comes, the connection is given up.
@@ -18,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
 from statecache.core.redis.connection import let_go
-from statecache.errors import RedisUnavailable, UsageError
+from statecache.errors import RedisUnavailable, StateCacheError, Unavailable, UsageError
 
 if TYPE_CHECKING:
     from statecache.concurrency import Background, Signal
@@ -32,11 +34,21 @@ if TYPE_CHECKING:
 
 _TURN_S = 1.0
 """How long the listener waits for a message before it checks whether the client was closed, in seconds."""
+_PATIENCE_S = 2.0
+"""For how long after its beginning callers wait for an attempt to connect, in seconds."""
 _PAUSE = 5
-"""For how many times as long as an attempt to subscribe took, and failed, no other one is made."""
+"""For how many times as long as an attempt to connect took, and failed, no other one is made."""
 _PAUSE_S_MAX = 10.0
 _SILENT_S = 2.0
 """How long it waits for a sign of life that it has asked for, in seconds."""
+
+
+class _Opening:
+    """An attempt to connect, since when, whether it is under way, and whether it was refused for good."""
+
+    def __init__(self, ended: Signal) -> None:
+        self.begun, self.ended = monotonic(), ended
+        self.under_way, self.refused = True, False
 
 
 class Subscriptions:
@@ -59,6 +71,7 @@ class Subscriptions:
             self._link.abandon()
         self._inherited += (self._link, self._background)
         self._link = self._background = None
+        self._opening: _Opening | None = None
         self._turn = self._redis.io.slots(1)
         self._not_before = self._failed_at = 0.0
         self._asked: tuple[Link, float] | None = None
@@ -77,15 +90,10 @@ class Subscriptions:
         turn = await self._turn.acquire(max(end - monotonic(), 0.001))
         if turn is None:
             return
-        begun = monotonic()
         try:
             if not self._is_settled(channel):
-                with suppress(RedisUnavailable):
-                    await self._subscribe(channel, end)
+                await self._subscribe(channel, end)
         finally:
-            if not self.listens(channel):
-                self._failed_at = now = monotonic()
-                self._not_before = max(self._not_before, now + min(_PAUSE * (now - begun), _PAUSE_S_MAX))
             turn.release()
 
     async def confirmed(self, channel: str, hear: Callable[[bytes], None], *, end: float) -> bool:
@@ -96,26 +104,75 @@ class Subscriptions:
 
     def listens(self, channel: str) -> bool:
         """Return whether what arrives on the channel is heard, as far as is known."""
-        listens = self._background is not None and self._background.alive
-        return listens and channel in self._confirmed and self._link is not None and self._link.alive
+        return self._runs and channel in self._confirmed and self._link is not None and self._link.alive
 
     def _is_settled(self, channel: str) -> bool:
-        """Return whether the channel is heard already, or whether it is too early for another attempt."""
-        return self.listens(channel) or (monotonic() < self._not_before and self._redis.opened_at <= self._failed_at)
+        """Return whether the channel is heard already, or whether an attempt to connect is not to be waited for."""
+        if self.listens(channel):
+            return True
+        if (opening := self._under_way) is not None:
+            return monotonic() - opening.begun >= _PATIENCE_S
+        return monotonic() < self._not_before and self._redis.opened_at <= self._failed_at
+
+    @property
+    def _runs(self) -> bool:
+        return self._background is not None and self._background.alive
+
+    @property
+    def _under_way(self) -> _Opening | None:
+        """The attempt to connect that is under way, if one is."""
+        return self._opening if self._runs and self._opening is not None and self._opening.under_way else None
 
     async def _subscribe(self, channel: str, end: float) -> None:
-        """Subscribe to one more channel; on a new connection, to all that are wanted."""
-        new = [channel]
-        if self._link is None or not self._link.alive:
-            self._confirmed = {}
-            new = list(self._wanted)
-            self._link = await self._redis.link(max(end - monotonic(), 0.01))
-        for wanted in new:
-            self._confirmed[wanted] = self._redis.io.signal()
-            await self._link.send(("SSUBSCRIBE", wanted), seconds=max(end - monotonic(), 0.01))
-        if self._background is None or not self._background.alive:
-            self._background = self._redis.io.background(self._listen, name="statecache-events")
+        """Subscribe to one more channel, once there is a connection; raise what refuses one for good."""
+        with suppress(Unavailable):
+            if not self._runs or self._link is None or not self._link.alive:
+                await self._connected(end)
+            if channel not in self._confirmed and self._link is not None and self._link.alive:
+                await self._ask_for(channel, self._link, end)
+
+    async def _connected(self, end: float) -> None:
+        """Wait for an attempt to connect, a new one where none is under way."""
+        opening = self._under_way
+        if opening is None:
+            if self._link is not None:  # of whoever heard on it, the loop may have ended
+                self._link.let_go()
+                self._link = None
+            opening = self._opening = _Opening(self._redis.io.signal())
+            self._background = self._redis.io.background(partial(self._run, opening), name="statecache-events")
             self._background.start()
+        await opening.ended.wait(max(min(end, opening.begun + _PATIENCE_S) - monotonic(), 0.001))
+        if opening.refused:  # an attempt of its own tells each caller why
+            link = await self._redis.link(max(end - monotonic(), 0.01))
+            await link.close()
+
+    async def _ask_for(self, channel: str, link: Link, end: float) -> None:
+        self._confirmed[channel] = self._redis.io.signal()
+        await link.send(("SSUBSCRIBE", channel), seconds=max(end - monotonic(), 0.01))
+
+    async def _run(self, opening: _Opening, background: Background) -> None:
+        """Connect, and take what is announced off the connection until it breaks."""
+        try:
+            await self._open(background)
+        except StateCacheError as error:
+            opening.refused = not isinstance(error, Unavailable)
+            self._failed_at = now = monotonic()
+            self._not_before = max(self._not_before, now + min(_PAUSE * (now - opening.begun), _PAUSE_S_MAX))
+            return
+        finally:
+            opening.under_way = False
+            opening.ended.set()
+        await self._listen(background)
+
+    async def _open(self, background: Background) -> None:
+        """Connect, and subscribe to all that is wanted."""
+        link = await self._redis.link()
+        if not self._goes_on(background):
+            await link.close()
+            return
+        self._link, self._confirmed = link, {}
+        for channel in [*self._wanted]:
+            await self._ask_for(channel, link, monotonic() + _TURN_S)
 
     def _goes_on(self, background: Background) -> bool:
         """Return whether that task or thread is still the one, of a client that somebody has."""
@@ -171,6 +228,6 @@ class Subscriptions:
         if self._link is not None:
             self._link.hang_up()
         if self._background is not None:
-            await self._background.stop()
+            await self._background.stop(_TURN_S)  # a thread that connects ends by itself
         if self._link is not None:
             await self._link.close()
