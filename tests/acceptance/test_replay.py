@@ -28,6 +28,7 @@ from tests.support.polling import pause_thread
 
 ALL = "agent,flusher,redis,postgres"
 SECONDS = 240
+FEW = ("--agents", "1", "--workers", "1")
 QUIET = {"retention_s": "3600", "lease_s": "2", "lease_renew_s": "0.5"}
 """Workers that take nothing away while a test looks, and leave shards soon where they are killed."""
 
@@ -159,7 +160,7 @@ def test_on_given_servers_two_at_once_leave_nothing_behind_and_can_be_repeated(g
         assert ended.status == 0, ended.err
         assert sound(ended.told, runs=4, kills={kind: 3})
     assert inside(given) == before
-    again = replay("--limit", "1", "--json", environment=given.environment())
+    again = replay("--limit", "1", *FEW, "--json", environment=given.environment())
     assert sound(again.told, runs=1), again.err
     assert inside(given) == before
 
@@ -182,7 +183,7 @@ def test_what_an_interrupt_ends_leaves_nothing_behind(given: Servers, tmp_path: 
 
 def test_a_server_that_is_never_migrated_will_do() -> None:
     with servers(workers=0, migrate=False) as fresh:
-        ended = replay("--limit", "1", "--json", environment=fresh.environment())
+        ended = replay("--limit", "1", *FEW, "--json", environment=fresh.environment())
         assert ended.status == 0, ended.err
         assert sound(ended.told, runs=1)
         with plain_client(fresh.redis_url) as client:
@@ -218,7 +219,7 @@ def test_where_disk_is_refused_postgres_is_taken_unless_disk_was_asked_for() -> 
         assert asked.status == 3
         assert "no append-only file" in asked.err
         assert "Traceback" not in asked.err
-        ended = replay("--limit", "2", "--json", environment=given.environment())
+        ended = replay("--limit", "2", *FEW, "--json", environment=given.environment())
         assert ended.status == 0, ended.err
         assert sound(ended.told, durability="postgres")
 
@@ -231,7 +232,7 @@ def test_servers_that_are_away_are_status_4() -> None:
 
 
 def test_a_replay_that_takes_too_long_says_so_and_keeps_its_journals(tmp_path: Path) -> None:
-    unhurried = ("--limit", "1", "--workers", "1", "--think-ms", "60000")
+    unhurried = ("--limit", "1", *FEW, "--think-ms", "60000")
     ended = replay(*unhurried, "--timeout", "15", "--journals", tmp_path)
     assert ended.status == 1
     assert "took longer than" in ended.err

@@ -78,9 +78,9 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copied(folder: Path) -> Path:
-    """Copy the packages, the generated files too."""
+    """Copy the packages, the generated files and what is compiled too."""
     for source in (PACKAGE, WORKERS):
-        shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(source, folder / source.name)
     return folder
 
 

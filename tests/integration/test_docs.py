@@ -87,8 +87,10 @@ def running(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Ite
         yield environment | given
 
 
-def _follow(page: Path, environment: dict[str, str], folder: Path, running: Sequence[str] = ()) -> None:
-    with Reader(environment, folder, running=running) as reader:
+def _follow(
+    page: Path, environment: dict[str, str], folder: Path, running: Sequence[str] = (), *, here: bool = False
+) -> None:
+    with Reader(environment, folder, running=running, here=here) as reader:
         reader.follow(page.read_text(encoding="utf-8"))
 
 
@@ -115,7 +117,7 @@ def test_every_page_does_what_it_says_in_any_order_and_again_on_one_dev(
 ) -> None:
     """The last page comes first, so that none can build on what those before it leave behind; then all come again.
 
-    What brings servers of its own is left out of the second reading.
+    What brings servers of its own is left out of the second reading, whose commands are run in this process.
     """
     indented = re.findall(r"^  (\S.*)$", dev.printed, re.MULTILINE)
     exports = dict(line.removeprefix("export ").split("=", 1) for line in indented if line.startswith("export "))
@@ -132,8 +134,9 @@ def test_every_page_does_what_it_says_in_any_order_and_again_on_one_dev(
         folder.mkdir()
         monkeypatch.setattr(PrometheusObserver.__init__, "__defaults__", (CollectorRegistry(),))  # as in a new process
         try:
-            again = ON_THEIR_OWN if readings >= len(PAGES) else ()
-            _follow(page, environment | exports, folder, running=[DEV, *again])
+            again = readings >= len(PAGES)
+            running = [DEV, *(ON_THEIR_OWN if again else ())]
+            _follow(page, environment | exports, folder, running, here=again)
         except PageFailed as error:
             failed.append(f"{page.relative_to(ROOT)}, reading {1 + readings // len(PAGES)}: {error}")
         readings += 1

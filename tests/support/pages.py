@@ -25,6 +25,7 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Collection, Iterator
@@ -38,11 +39,14 @@ from typing import Any, NamedTuple, Self
 import psycopg
 
 from statecache import StateCache
+from statecache.cli.main import run
 from statecache.clock import monotonic
 
 COMMAND_S = 60.0
 READY_S = 90.0
 ROOT = Path(__file__).parents[2]
+_PLAIN = re.compile(r"statecache [^$`|&;<>*?~\\\n]*")
+"""A command of ours on which a shell has nothing to do but to part its words."""
 _FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -108,12 +112,18 @@ class PageFailed(AssertionError):
 
 
 class Reader:
-    """A reader with an environment and a folder, at the top of a page; `running` are commands that go on already."""
+    """A reader with an environment and a folder, at the top of a page; `running` are commands that go on already.
 
-    def __init__(self, environment: dict[str, str], folder: Path, *, running: Collection[str] = ()) -> None:
+    With `here` plain commands of ours are run in this process, as a shell's would be but for their beginning.
+    """
+
+    def __init__(
+        self, environment: dict[str, str], folder: Path, *, running: Collection[str] = (), here: bool = False
+    ) -> None:
         self.environment = environment
         self._folder = folder
         self._running = running
+        self._here = here
         self._names: dict[str, Any] = {"__name__": "__main__"}
         self._printed = ""
         self._runner = asyncio.Runner()
@@ -178,14 +188,31 @@ class Reader:
                 self._run(block, command, said)
 
     def _run(self, block: Block, command: str, said: str) -> None:
-        done = subprocess.run(
-            ["bash", "-c", command], env=self.environment, cwd=self._folder, capture_output=True, text=True,
-            timeout=COMMAND_S, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        if self._here and _PLAIN.fullmatch(command):
+            done = self._run_here(shlex.split(command)[1:])
+        else:
+            done = subprocess.run(
+                ["bash", "-c", command], env=self.environment, cwd=self._folder, capture_output=True, text=True,
+                timeout=COMMAND_S, check=False, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
         if done.returncode != 0:
             raise PageFailed(block, f"{command}: status {done.returncode}\n{done.stdout}{done.stderr}")
         if not agrees(said, done.stdout):
             raise PageFailed(block, f"{command} printed\n{done.stdout}{done.stderr}")
+
+    def _run_here(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+        before, folder, (out, err) = dict(os.environ), Path.cwd(), (io.StringIO(), io.StringIO())
+        os.environ.clear()
+        os.environ.update(self.environment)
+        os.chdir(self._folder)
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                status = run(arguments)
+        finally:
+            os.chdir(folder)
+            os.environ.clear()
+            os.environ.update(before)
+        return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
     def _begin(self, block: Block, command: str, said: str) -> None:
         behind = Behind(command, environment=self.environment, folder=self._folder)
