@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
@@ -21,7 +19,7 @@ import pytest
 from crewai.flow.async_feedback.types import HumanFeedbackPending
 from crewai.flow.persistence.sqlite import SQLiteFlowPersistence
 
-from statecache import CodecError, LimitExceeded, Settings, StateCache, UsageError
+from statecache import CodecError, LimitExceeded, Settings, UsageError
 from statecache.adapters.crewai import StateCacheFlowPersistence
 from tests.crewai.flows import Told, asking, context, flow_of
 from tests.crewai.persistences import CONFIGURATION, Both
@@ -203,17 +201,6 @@ def test_what_was_saved_under_another_id_stays_as_it_is(both: Both, flow_id: str
             both.clients[0].rollback(ours.group_of(flow_id), 1)
 
 
-def test_a_flow_that_was_killed_is_gone_on_with(both: Both, flow_id: str) -> None:
-    died = subprocess.run([sys.executable, __file__, flow_id], check=False, timeout=120)
-    assert died.returncode == -signal.SIGKILL
-    state = both.next().load_state(flow_id)
-    assert state is not None
-    assert state["done"] == ["first"]
-    flow = flow_of(both.next())()
-    flow.kickoff(inputs={"id": flow_id, "said": "live"})
-    assert flow.state.done == ["first", "first", "second"]
-
-
 def test_threads_and_event_loops_may_use_one_persistence(both: Both, flow_id: str) -> None:
     persistence = both.next()
 
@@ -270,15 +257,6 @@ def test_a_namespace_and_settings_may_be_given(both: Both, flow_id: str) -> None
         StateCacheFlowPersistence(namespace="a/b")
 
 
-def dies(flow_id: str) -> None:
-    """Run a flow whose second method kills this process."""
-    with StateCache() as cache:
-        durability: Any = "postgres" if CONFIGURATION == "cold" else None
-        flow_of(StateCacheFlowPersistence(cache, durability=durability))().kickoff(
-            inputs={"id": flow_id, "said": "die"}
-        )
-
-
 def saves(flow_id: str, times: int, *, alone: bool) -> None:
     """Save a number after the other, and load each, which is another one's where others save too; say each number."""
     with StateCacheFlowPersistence(Settings(timeout_s=30.0)) as persistence:
@@ -293,7 +271,4 @@ def saves(flow_id: str, times: int, *, alone: bool) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        saves(sys.argv[1], int(sys.argv[2]), alone=len(sys.argv) == 3)
-    else:
-        dies(sys.argv[1])
+    saves(sys.argv[1], int(sys.argv[2]), alone=len(sys.argv) == 3)

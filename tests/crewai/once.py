@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from statecache import Settings, UsageError
+from statecache import Settings, StateCache, UsageError
 from statecache.adapters.crewai import StateCacheFlowPersistence
+from tests.crewai.flows import flow_of
 from tests.crewai.persistences import Both
 
 
@@ -25,6 +27,17 @@ def test_the_flow_of_the_page_says_what_the_page_does(both: Both) -> None:
     assert "['paid', 'packed', 'packed']" in done.stdout.splitlines()
     assert both.next().load_state("order/9") == {"id": "order/9", "steps": ["paid", "packed", "packed"]}
     both.clients[0].delete("crewai/order%2F9")
+
+
+def test_a_flow_that_was_killed_is_gone_on_with(both: Both, flow_id: str) -> None:
+    died = subprocess.run([sys.executable, __file__, flow_id], check=False, timeout=120)
+    assert died.returncode == -signal.SIGKILL
+    state = both.next().load_state(flow_id)
+    assert state is not None
+    assert state["done"] == ["first"]
+    flow = flow_of(both.next())()
+    flow.kickoff(inputs={"id": flow_id, "said": "live"})
+    assert flow.state.done == ["first", "first", "second"]
 
 
 def test_a_persistence_that_stands_on_settings_is_pickled_with_them(both: Both, flow_id: str) -> None:
@@ -41,3 +54,13 @@ def test_a_persistence_that_stands_on_settings_is_pickled_with_them(both: Both, 
     with pytest.raises(UsageError, match="stands on a client that was given") as refused:
         pickle.dumps(both.next())
     assert "settings" in refused.value.hint
+
+
+def dies(flow_id: str) -> None:
+    """Run a flow whose second method kills this process."""
+    with StateCache() as cache:
+        flow_of(StateCacheFlowPersistence(cache))().kickoff(inputs={"id": flow_id, "said": "die"})
+
+
+if __name__ == "__main__":
+    dies(sys.argv[1])
