@@ -139,7 +139,7 @@ async def test_the_repeat_after_copies_were_missing_counts_them_again(
         pair_raw.xtrim(keys.changes(keys.shard(KEY)), maxlen=0)
     change_id = caught.value.change_id
     with pytest.raises(DurabilityNotMet, match="0 of 1 copies"):
-        await behind.set(KEY, "mine", durability=level, change_id=change_id, timeout=TIMEOUT_S)
+        await behind.set(KEY, "mine", durability=level, change_id=change_id, timeout=TIMEOUT_S * 2)
     copies.give_back()
     assert (await behind.set(KEY, "mine", durability=level, change_id=change_id)).version == 2
 
