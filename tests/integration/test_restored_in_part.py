@@ -54,7 +54,7 @@ async def _flush(settings: Settings) -> None:
         await worker.close()
 
 
-@pytest.mark.parametrize("table", ["state", "change", "epoch", "migration"])
+@pytest.mark.parametrize("table", ["state", "change", "epoch", "migration", "change and of state"])
 def test_a_table_whose_rows_a_restore_left_out_is_named(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], table: str
 ) -> None:
@@ -67,11 +67,32 @@ def test_a_table_whose_rows_a_restore_left_out_is_named(
     with psycopg.connect(settings.postgres_url, autocommit=True) as connection:
         connection.execute(f"SET search_path = {settings.postgres_schema}".encode())
         assert "rows of" not in cli("doctor").out
-        connection.execute(f"DELETE FROM {table}".encode())
+        assert cli("verify").status == 0
+        for one in table.split(" and of "):
+            connection.execute(f"DELETE FROM {one}".encode())
     told = cli("doctor")
     assert told.status == 1
     assert f"the rows of {table}" in told.out
     assert f"the rows of {table}" in cli("status").out
+    told = cli("verify")
+    assert told.status == (0 if table in ("epoch", "migration") else 1)
+    assert table != "change and of state" or f"the rows of {table} are not there" in told.out
+
+
+def test_a_table_that_is_not_logged_is_named_with_what_makes_it_so(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A crash of Postgres would empty it."""
+    settings = make_settings()
+    cli = CommandLine(settings, monkeypatch, capsys)
+    with psycopg.connect(settings.postgres_url, autocommit=True) as connection:
+        connection.execute(f"ALTER TABLE {settings.postgres_schema}.change SET UNLOGGED".encode())
+        told = cli("doctor", "--json")
+        (one,) = [one for one in told.json["findings"] if "the log of table change" in one["what"]]
+        assert told.status == 1
+        assert "the log of table change" in cli("status").out
+        connection.execute(one["remedy"].removeprefix("make it again: ").encode())
+    assert "the log of" not in cli("doctor").out
 
 
 def test_the_schema_of_an_earlier_release_is_to_be_migrated(

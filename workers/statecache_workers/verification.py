@@ -241,7 +241,10 @@ class Verification:
         return faults
 
     async def states(self) -> AsyncIterator[Checked]:
-        """Look for states that have no changes, and yield what is wrong, some keys at a time."""
+        """Look for states that have no changes, and yield what is wrong, some keys at a time.
+
+        Where there is neither, the watermarks say whether there should be.
+        """
         after = self._begins_after
         while True:
             async with self._database.transaction(snapshot=True) as transaction:
@@ -251,10 +254,19 @@ class Verification:
                 for key, version in rows
                 if version is not None
             ]
+            if not (rows or after or self._walk.counts.keys):
+                faults += await self._all_missing()
             after = rows[-1][0] if rows else after
             yield Checked(faults=faults, after=after, counts=self._walk.counts)
             if len(rows) < ROWS:
                 return
+
+    async def _all_missing(self) -> list[Fault]:
+        """Return which tables have no rows at all, though others say that there were some."""
+        async with self._database.transaction(snapshot=True) as transaction:
+            (rows,) = await transaction.run(Call("rows_missing", {}))
+        told = "are not there, though watermarks say that they were written: restore the backup again, all of it"
+        return [Fault(key="", version=0, what="missing", detail=f"{name} {told}") for (name,) in rows]
 
     async def links(self) -> AsyncIterator[Checked]:
         """Look for what is recorded of changes that are not there, and yield what is wrong, some keys at a time."""

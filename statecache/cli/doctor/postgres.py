@@ -115,7 +115,7 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
             for shard, epoch, replid, flushed, *_ in await _rows(settings, connection, "shard_rows", asked)
         ]
     missing = await _rows(settings, connection, "schema_missing", {"schema": settings.postgres_schema})
-    if readable("change", "state", "shard", "epoch"):
+    if readable("change", "state", "shard", "epoch", "lost", "conflict", "quarantine"):
         missing += await _rows(settings, connection, "rows_missing", {})
     if applied == [] and set(tables) > {"migration"}:
         missing.append(("the rows of migration",))

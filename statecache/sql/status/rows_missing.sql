@@ -6,3 +6,9 @@ SELECT 'the rows of change' WHERE EXISTS (SELECT FROM {schema}.state WHERE op <>
 UNION ALL
 SELECT 'the rows of epoch' WHERE EXISTS (SELECT FROM {schema}.shard WHERE epoch > 0)
                                  AND NOT EXISTS (SELECT FROM {schema}.epoch)
+UNION ALL
+SELECT 'the rows of change and of state'
+WHERE EXISTS (SELECT FROM {schema}.shard s WHERE flushed > 0 AND s.shard NOT IN (
+                  SELECT shard FROM {schema}.lost UNION ALL SELECT shard FROM {schema}.conflict
+                  UNION ALL SELECT shard FROM {schema}.quarantine))
+      AND NOT EXISTS (SELECT FROM {schema}.change) AND NOT EXISTS (SELECT FROM {schema}.state)

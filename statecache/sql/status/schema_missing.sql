@@ -1,5 +1,6 @@
 -- Gives what the migrations make and this schema lacks, each by its kind and name; of a key and an index also what makes
--- it again. Another one of the same columns will do: a person may have renamed or replaced it.
+-- it again. Another one of the same columns will do: a person may have renamed or replaced it. A table that is not logged is
+-- empty after a crash.
 WITH made (kind, name) AS (
     VALUES ('table', 'branch'), ('table', 'change'), ('table', 'cluster'), ('table', 'conflict'),
            ('table', 'consumer'), ('table', 'epoch'), ('table', 'erasure'), ('table', 'late_change'),
@@ -76,4 +77,9 @@ WHERE NOT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnam
                   WHERE n.nspname = %(schema)s AND c.relname = m.name)
       AND NOT EXISTS (SELECT FROM there t WHERE t.relation = m.relation AND t.columns = m.columns
                                                 AND (t.alone OR m.kind = 'index'))
+UNION ALL
+SELECT 'the log of table ' || c.relname,
+       'ALTER TABLE ' || quote_ident(%(schema)s) || '.' || quote_ident(c.relname) || ' SET LOGGED'
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %(schema)s AND c.relkind = 'r' AND c.relpersistence = 'u'
 ORDER BY 1
