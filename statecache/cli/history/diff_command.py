@@ -72,7 +72,8 @@ def places_of(words: Sequence[str], *, now: datetime) -> tuple[Place, Place]:
         return (key, first), places[0]
     if first == NEWEST:
         return places[0], places[1] if len(words) == 3 else (key, NEWEST)
-    raise UsageError("too many points: two can be compared", hint="Say KEY A B, or KEY@A KEY@B.")
+    hint = "Say KEY A B, or KEY@A KEY@B; a key that holds an @ is given with another one behind it."
+    raise UsageError("too many points: two can be compared", hint=hint)
 
 
 def _point(word: str, *, now: datetime) -> PointName:
