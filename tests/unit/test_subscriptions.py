@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from statecache import ConfigurationError, PostgresUnavailable, RedisUnavailable
-from statecache.concurrency import TASKS
+from statecache.concurrency import TASKS, NoThread
 from statecache.core.redis import pubsub
 from statecache.core.redis.pubsub import Subscriptions
 from statecache.errors import StateCacheError
@@ -24,13 +24,17 @@ class Link:
     def __init__(self) -> None:
         self.alive = True
         self.sent: list[Any] = []
+        self.refuses: RedisUnavailable | None = None
 
     async def send(self, command: Any, *, seconds: float) -> None:
         """Note the command."""
         self.sent.append(command)
 
     async def receive(self, *, seconds: float) -> None:
-        """Wait until cancelled."""
+        """Wait until cancelled, or be closed over what was sent."""
+        if self.refuses is not None:
+            self.alive = False
+            raise self.refuses
         await asyncio.Event().wait()
 
     def let_go(self) -> None:
@@ -190,10 +194,42 @@ async def test_a_caller_that_is_cancelled_takes_nothing_from_the_others(redis: R
     assert redis.attempts == 1
 
 
-async def test_what_refuses_it_for_good_is_raised(redis: Redis, events: Subscriptions) -> None:
+async def test_after_a_refusal_callers_do_without_for_ten_seconds(
+    redis: Redis, events: Subscriptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What else they need of the server, if anything, tells them why."""
     redis.answer = ConfigurationError("this Redis is another deployment's")
-    with pytest.raises(ConfigurationError, match="another deployment's"):
-        await _watch(events)
+    assert [await _watch(events) for _ in range(3)] == [False] * 3
+    assert (redis.attempts, caplog.text.count("another deployment's")) == (1, 1)
+    redis.now += 10.1
+    redis.answer = Link()
+    assert await _watch(events)
+
+
+async def test_a_connection_that_is_closed_over_its_first_subscription_is_not_tried_again_at_once(
+    redis: Redis, events: Subscriptions
+) -> None:
+    """As where this user may not subscribe."""
+    redis.answer = forbidding = Link()
+    forbidding.refuses = RedisUnavailable("connection", detail="NOPERM")
+    await _watch(events)
+    await until(lambda: not events.listens("a"))
+    assert [await _watch(events) for _ in range(3)] == [False] * 3
+    assert redis.attempts == 1
+
+
+async def test_where_no_thread_can_be_started_callers_do_without(
+    redis: Redis, events: Subscriptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: object) -> None:
+        raise NoThread("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("statecache.concurrency.tasks.TaskBackground.start", start)
+        assert not await _watch(events)
+    assert not await _watch(events)
+    redis.now += 10.1
+    assert await _watch(events)
 
 
 async def test_a_connection_that_has_died_is_replaced(redis: Redis, events: Subscriptions) -> None:

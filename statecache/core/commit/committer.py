@@ -259,7 +259,7 @@ class Committer:
             ended = await self._durable.wait(commit.shard, position, commit.change_id, keys, end=commit.end, ask=ask)
         except (Forked, Quarantined, OutcomeUnknown):
             raise
-        except StateCacheError as error:
+        except Exception as error:  # whatever it is, the commit was applied
             raise OutcomeUnknown(commit.change_id, keys=keys, reason=str(error)) from error
         if ended <= PASSED:
             raise Lost(keys[0], commit.change_id, position=position, epoch=position.epoch)

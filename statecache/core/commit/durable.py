@@ -33,6 +33,7 @@ from statecache.core.history.values import HistoryValues, VersionAt
 from statecache.core.read.listed import BEHIND, UNKNOWN, Watermark, flushed_in
 from statecache.errors import (
     ChangeIdReused,
+    ConfigurationError,
     Forked,
     Lost,
     OutcomeUnknown,
@@ -230,7 +231,7 @@ class Durable:
                 raise Forked(keys[0], change_id)
 
     async def _look(self, shard: int, seconds: float) -> None:
-        """Read the watermark's copy in Redis; where Redis is away, have Postgres asked."""
+        """Read the watermark's copy in Redis; where Redis is away, or refuses this user, have Postgres asked."""
         try:
             await self.watch(shard, end=monotonic() + seconds)
             reply = (
@@ -238,7 +239,7 @@ class Durable:
                     [("HMGET", self._keys.meta(shard), "epoch", "flushed", "excepted")], seconds=seconds
                 )
             )[0]
-        except Unavailable:
+        except (Unavailable, ConfigurationError):  # what is looked for may be in Postgres
             reply = None
         if isinstance(reply, list) and None not in reply:
             self._mark(shard, _Mark(*(int(part) for part in reply)))

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from statecache.keys import KeySpace
     from statecache.settings import Settings
 
-_CONFIRM_S = 1.0
-"""How long a waiter waits for its subscription to be confirmed, in seconds; it asks now and then anyway."""
+_CONFIRM_S, _CONFIRM_AGAIN_S = 1.0, 0.05
+"""How long a waiter waits for its subscription to be confirmed, in seconds, and then each time that it asks again."""
 _END_S = 0.05
 """How long a caller without time waits for a lease to be given back, or a closing client for a renewal, in seconds."""
 _TRY_S = 0.5
@@ -142,7 +142,7 @@ class Leases:
         """Ask whenever there is a reason to: the waiter was called, the lease in its way ends, or time went by."""
         end = inf if patience is None else begun + patience
         calls = self._keys.events(holding.shard, holding.request.partition(":")[0])
-        waiting = Waiting(key=holding.key, request=holding.request, asks_at=begun)
+        waiting, confirm_s = Waiting(key=holding.key, request=holding.request, asks_at=begun), _CONFIRM_S
         try:
             while True:
                 signal = self._redis.io.signal()
@@ -151,12 +151,13 @@ class Leases:
                 if waiting.ask_at <= now:
                     bound = now + self._timeout_s if patience is None else max(end, now + 0.01)
                     waiting.asking()
-                    await self._events.confirmed(calls, self._heard, end=min(bound, now + _CONFIRM_S))
+                    heard = await self._events.confirmed(calls, self._heard, end=min(bound, now + confirm_s))
+                    confirm_s = _CONFIRM_S if heard else _CONFIRM_AGAIN_S
                     answer = await self._requests.grant("queue", holding, end=bound)
                     if answer is None:
                         return
                     now = monotonic()
-                    deaf = not self._events.listens(calls)
+                    deaf = not (heard and self._events.listens(calls))
                     waiting.answered(int(answer.rest[0]) / 1000, answer.rest[1], now, deaf=deaf)
                 if now >= end:
                     raise LockTimeout(holding.key, seconds=patience or 0, holder=waiting.holder)

@@ -9,7 +9,8 @@ when the connection broke. Who has to be sure that it will hear what happens fro
 Nobody depends on events, so callers spend little time on a connection that cannot be opened, as behind a proxy that
 leaves new ones unanswered. It is opened in the background, for far servers take their time, and callers wait for that
 no longer than they have, nor where it goes on for long. After an attempt that failed they do without for five times as
-long as it took, or until the client has opened another connection to the server.
+long as it took, or until the client has opened another connection to the server; ten seconds where it was refused.
+Nothing is raised then: what else callers need of the server says by itself why they cannot have it.
 
 A server that is silent is asked for a sign of life: the other end may be gone, and a proxy before it may keep the
 connection. Where none comes, the connection is given up.
@@ -17,6 +18,7 @@ connection. Where none comes, the connection is given up.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
+from statecache.concurrency import NoThread
 from statecache.core.redis.connection import let_go
 from statecache.errors import RedisUnavailable, StateCacheError, Unavailable, UsageError
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from statecache.concurrency import Background, Signal
     from statecache.core.redis.connection import Link
     from statecache.core.redis.tier import RedisTier
+
+_logger = logging.getLogger("statecache")
 
 _TURN_S = 1.0
 """How long the listener waits for a message before it checks whether the client was closed, in seconds."""
@@ -44,11 +49,10 @@ _SILENT_S = 2.0
 
 
 class _Opening:
-    """An attempt to connect, since when, whether it is under way, and whether it was refused for good."""
+    """An attempt to connect: since when, and whether it is under way."""
 
     def __init__(self, ended: Signal) -> None:
-        self.begun, self.ended = monotonic(), ended
-        self.under_way, self.refused = True, False
+        self.begun, self.ended, self.under_way = monotonic(), ended, True
 
 
 class Subscriptions:
@@ -72,6 +76,8 @@ class Subscriptions:
         self._inherited += (self._link, self._background)
         self._link = self._background = None
         self._opening: _Opening | None = None
+        self._answered = False
+        """Whether a subscription on this connection was confirmed."""
         self._turn = self._redis.io.slots(1)
         self._not_before = self._failed_at = 0.0
         self._asked: tuple[Link, float] | None = None
@@ -124,11 +130,11 @@ class Subscriptions:
         return self._opening if self._runs and self._opening is not None and self._opening.under_way else None
 
     async def _subscribe(self, channel: str, end: float) -> None:
-        """Subscribe to one more channel, once there is a connection; raise what refuses one for good."""
-        with suppress(Unavailable):
-            if not self._runs or self._link is None or not self._link.alive:
-                await self._connected(end)
-            if channel not in self._confirmed and self._link is not None and self._link.alive:
+        """Subscribe to one more channel, once there is a connection."""
+        if not self._runs or self._link is None or not self._link.alive:
+            await self._connected(end)
+        if channel not in self._confirmed and self._link is not None and self._link.alive:
+            with suppress(RedisUnavailable):
                 await self._ask_for(channel, self._link, end)
 
     async def _connected(self, end: float) -> None:
@@ -140,11 +146,12 @@ class Subscriptions:
                 self._link = None
             opening = self._opening = _Opening(self._redis.io.signal())
             self._background = self._redis.io.background(partial(self._run, opening), name="statecache-events")
-            self._background.start()
+            try:
+                self._background.start()
+            except NoThread:
+                self._pause(_PAUSE_S_MAX)
+                return
         await opening.ended.wait(max(min(end, opening.begun + _PATIENCE_S) - monotonic(), 0.001))
-        if opening.refused:  # an attempt of its own tells each caller why
-            link = await self._redis.link(max(end - monotonic(), 0.01))
-            await link.close()
 
     async def _ask_for(self, channel: str, link: Link, end: float) -> None:
         self._confirmed[channel] = self._redis.io.signal()
@@ -154,10 +161,13 @@ class Subscriptions:
         """Connect, and take what is announced off the connection until it breaks."""
         try:
             await self._open(background)
+        except Unavailable:
+            self._pause(_PAUSE * (monotonic() - opening.begun))
+            return
         except StateCacheError as error:
-            opening.refused = not isinstance(error, Unavailable)
-            self._failed_at = now = monotonic()
-            self._not_before = max(self._not_before, now + min(_PAUSE * (now - opening.begun), _PAUSE_S_MAX))
+            if self._goes_on(background):
+                _logger.warning("events are not heard, and looked for instead: %s", error)
+            self._pause(_PAUSE_S_MAX)
             return
         finally:
             opening.under_way = False
@@ -170,9 +180,15 @@ class Subscriptions:
         if not self._goes_on(background):
             await link.close()
             return
-        self._link, self._confirmed = link, {}
+        self._confirmed, self._answered = {}, False
+        self._link = link
         for channel in [*self._wanted]:
             await self._ask_for(channel, link, monotonic() + _TURN_S)
+
+    def _pause(self, seconds: float) -> None:
+        """Take note that there is no connection, and that none is to be tried for so long, at most ten seconds."""
+        self._failed_at = now = monotonic()
+        self._not_before = max(self._not_before, now + min(seconds, _PAUSE_S_MAX))
 
     def _goes_on(self, background: Background) -> bool:
         """Return whether that task or thread is still the one, of a client that somebody has."""
@@ -191,6 +207,8 @@ class Subscriptions:
                 last = self._link is link
                 if last:  # whoever is told now must not take this for a listener
                     self._background = None
+                    if not self._answered:  # it was closed over the first subscription, as where that is forbidden
+                        self._pause(_PAUSE_S_MAX)
                 for tell in self.broken:
                     tell()
                 if last:
@@ -215,6 +233,7 @@ class Subscriptions:
         if message[0] == b"smessage" and channel in self._wanted:
             self._wanted[channel](message[2])
         elif message[0] == b"ssubscribe" and channel in self._confirmed:
+            self._answered = True
             self._confirmed[channel].set()
 
     def let_go(self) -> None:
@@ -228,6 +247,7 @@ class Subscriptions:
         if self._link is not None:
             self._link.hang_up()
         if self._background is not None:
-            await self._background.stop(_TURN_S)  # a thread that connects ends by itself
+            connects = self._under_way is not None  # a thread that does ends by itself, once that is over
+            await self._background.stop(0.05 if connects else _TURN_S)
         if self._link is not None:
             await self._link.close()
