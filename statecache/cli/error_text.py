@@ -90,10 +90,11 @@ _CALLS = {
 
 
 class CommandGiven(NamedTuple):
-    """The command that met an error: its name, and whether, as it was given, it can be repeated with --change-id."""
+    """The command that was given: its name, whether it can then be repeated with --change-id, and whether it writes."""
 
     command: str = ""
     takes_change_id: bool = True
+    writes: bool = False
 
 
 ANY = CommandGiven()
@@ -162,6 +163,14 @@ def _asking_again(error: OutcomeUnknown, asked: CommandGiven) -> str:
     else:
         again = f"`statecache log {_word(error.keys[0])}` shows whether it was applied; look before you say it again."
     return workers * _awaits_postgres(error) + again
+
+
+def interrupted(asked: CommandGiven) -> str:
+    """Return what to say of a command that was interrupted: where it may have been applied, that it may; else ''."""
+    if not asked.writes and asked.command not in _AGAIN:
+        return ""
+    again = _AGAIN.get(asked.command, "Look whether it was applied before you say it again.")
+    return f"interrupted: whether it was applied is not known. {again}"
 
 
 def _awaits_postgres(error: OutcomeUnknown) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from statecache.cli.app import command_line
-from statecache.cli.error_text import CommandGiven, facts_of, given_by, line_of, origin_told
+from statecache.cli.error_text import CommandGiven, facts_of, given_by, interrupted, line_of, origin_told
 from statecache.cli.exits import FULL_DISK, INTERRUPTED, OK, USAGE, status_of
 from statecache.cli.screen import print_json, tell
 from statecache.errors import StateCacheError
@@ -38,6 +38,8 @@ def run(arguments: Sequence[str]) -> int:
             args=list(arguments), prog_name="statecache", standalone_mode=False, windows_expand_args=False
         )
         sys.stdout.flush()
+        if status == INTERRUPTED:
+            _tell_interrupted(arguments)
     except (KeyboardInterrupt, typer.Abort):
         _give_up()
         return INTERRUPTED
@@ -77,6 +79,12 @@ def _give_up() -> None:
             _drop_stdout()
         else:
             os.set_blocking(number, True)
+
+
+def _tell_interrupted(arguments: Sequence[str]) -> None:
+    """Say on stderr what a command that writes may have done by now."""
+    if "--dry-run" not in _options(arguments) and (told := interrupted(_asked(arguments))):
+        tell(told)
 
 
 def _full(error: OSError) -> int:
@@ -147,7 +155,8 @@ def _asked(arguments: Sequence[str]) -> CommandGiven:
     words, command = _meant(arguments)
     takes = any("--change-id" in option.opts for option in command.params)
     whole = "--group" in _options(arguments) and words != ["checkpoint"]
-    return CommandGiven(" ".join(words), takes and not whole)
+    writes = any("--durability" in option.opts for option in command.params)
+    return CommandGiven(" ".join(words), takes and not whole, writes)
 
 
 def _told(error: Exception, arguments: Sequence[str], *, unexpected: bool = False) -> int:
