@@ -120,11 +120,14 @@ class Branches(VerbGroup[D], Generic[D]):
         what one side changed is taken from it, what both appended to a list is kept, ours first. What they changed
         differently raises MergeConflict, which names the paths. With `function(base, ours, theirs)`, or that of the
         namespace, it decides where both have changed; it may be async, and may be called again where somebody else was
-        quicker. Where the branch has nothing new, nothing is written.
+        quicker. Where the branch has nothing new, nothing is written. A merge that an undo or a rollback has taken back
+        does not count as the last one: what it took in comes in again, until a redo brings the merge back.
 
         Both have to be in Postgres first: the call waits for that. Raises NotFound where either is gone, UsageError for
-        keys that have nothing in common, and for a `function` that is none. By a lease, `name` may be of another group.
-        `change_id` repeats a call whose outcome is unknown. `timeout` is in seconds.
+        keys that have nothing in common, for a key that has taken back a merge of the other one, which had merged it in
+        turn by then, and for a `function` that is none; VersionNotFound where what both were made from is no longer
+        kept, neither by its key nor by a branch of it. By a lease, `name` may be of another group. `change_id` repeats
+        a call whose outcome is unknown. `timeout` is in seconds.
         """
         if function is not None and not callable(function):
             raise UsageError(

@@ -6,6 +6,10 @@ told by one number for each key: the newest version of it. What two versions bot
 reach, the lesser of the two. The bases are those of them that none of the others builds on.
 
 Mostly there is one: after a merge the version that was merged last, before it the one from which the branch began.
+A merge whose result was taken back does not count. The newest version of a key that is built upon says so: its value is
+followed back from version to version, and from an undo, a redo or a rollback on with the version that it restored. The
+merges that are met are those that count; those that are passed over were taken back, until a redo restores one.
+
 There are several where two keys were merged into one another at the same time: neither merge knows of the other, and
 whichever of the bases is taken lacks something that both sides have. Then the base is what a merge of the bases makes,
 from their own bases, and so on: `base_value` says what is to be read and what is to be merged, step by step.
@@ -44,6 +48,14 @@ class Link(NamedTuple):
     at: datetime
 
 
+class Restore(NamedTuple):
+    """That a version of a key, an undo, a redo or a rollback, is an earlier one of it again; `to` is 0 for none."""
+
+    key: str
+    version: int
+    to: int
+
+
 class Life(NamedTuple):
     """A key from one beginning as a branch to the next, or from its first version on, with 0."""
 
@@ -72,43 +84,75 @@ Search = Generator["Place | Three", Any, Any]
 
 
 class Ancestry:
-    """What versions build on, as links tell it."""
+    """What versions build on, as links and restores tell it."""
 
-    def __init__(self, links: Iterable[Link]) -> None:
+    def __init__(self, links: Iterable[Link], restores: Iterable[Restore] = ()) -> None:
         self._links: dict[str, list[Link]] = {}
         for link in sorted(links, key=lambda link: link.version):
             self._links.setdefault(link.key, []).append(link)
-        self._known: dict[Place, dict[Life, int]] = {}
+        self._restores: dict[str, list[Restore]] = {}
+        for restore in sorted(restores, key=lambda restore: restore.version):
+            self._restores.setdefault(restore.key, []).append(restore)
+        self._known: dict[tuple[Place, ...], dict[Life, int]] = {}
+        self._passed: dict[Place, list[Restore]] = {}
 
-    def reached(self, place: Place) -> dict[Life, int]:
-        """Return of each life that a version builds on the newest version, its own included."""
-        if place not in self._known:
-            newest: dict[Life, int] = {}
-            todo = [place]
-            while todo:
-                todo += self._origins(todo.pop(), newest)
-            self._known[place] = newest
-        return self._known[place]
+    def reached(self, *places: Place) -> dict[Life, int]:
+        """Return of each life that versions, as one, build on the newest version, their own included.
 
-    def _origins(self, place: Place, newest: dict[Life, int]) -> list[Place]:
-        """Note that a place is reached, and return what is reached from it that was not from older ones of its life."""
+        Which merges of a life count is known once its newest version is: what was found is the assumption of the next
+        round, until it is what was assumed. A merge is newer than all that it leads to, so each round settles one more.
+        """
+        if places not in self._known:
+            assumed: dict[Life, int] = {}
+            for _ in range(2 + sum(map(len, self._links.values()))):
+                newest: dict[Life, int] = {}
+                todo = [*places]
+                while todo:
+                    todo += self._origins(todo.pop(), newest, assumed)
+                if not self._restores or newest == assumed:
+                    break
+                assumed = newest
+            self._known[places] = newest
+        return self._known[places]
+
+    def _life(self, place: Place) -> Life:
+        """Return the life of its key to which a version belongs."""
         links = self._links.get(place.key, [])
         end = bisect_right(links, place.version, key=lambda link: link.version)
-        begun = next((link.version for link in reversed(links[:end]) if link.begins), 0)
-        life = Life(place.key, begun)
+        return Life(place.key, next((link.version for link in reversed(links[:end]) if link.begins), 0))
+
+    def _origins(self, place: Place, newest: dict[Life, int], assumed: dict[Life, int]) -> list[Place]:
+        """Note that a place is reached, and return what is reached from it that was not from older ones of its life."""
+        life = self._life(place)
         before = newest.get(life, 0)
         if before >= place.version:
             return []
         newest[life] = place.version
-        start = bisect_right(links, max(before, begun - 1), key=lambda link: link.version)
-        return [Place(link.origin, link.origin_version) for link in links[start:end]]
+        links = self._links.get(place.key, [])
+        start = bisect_right(links, max(before, life.begun - 1), key=lambda link: link.version)
+        end = bisect_right(links, place.version, key=lambda link: link.version)
+        passed = self._passed_over(Place(place.key, max(place.version, assumed.get(life, 0))))
+        return [
+            Place(link.origin, link.origin_version) for link in links[start:end]
+            if link.begins or not any(one.to < link.version < one.version for one in passed)
+        ]  # fmt: skip
+
+    def _passed_over(self, tip: Place) -> list[Restore]:
+        """Return the restores by which a version's value came: what lies between one and its `to` was taken back."""
+        if tip not in self._passed:
+            restores, found, version = self._restores.get(tip.key, []), list[Restore](), tip.version
+            while end := bisect_right(restores, version, key=lambda restore: restore.version):
+                found.append(restores[end - 1])
+                version = min(found[-1].to, found[-1].version - 1)
+            self._passed[tip] = found
+        return self._passed[tip]
 
     def bases(self, ours: Sequence[Place], theirs: Sequence[Place]) -> list[Place]:
         """Return the newest that both build on, of which none builds on another: those of our key come first.
 
         Each side is one version, or several that were merged.
         """
-        mine, others = self._reached_by(ours), self._reached_by(theirs)
+        mine, others = self.reached(*ours), self.reached(*theirs)
         common = {life: Place(life.key, min(mine[life], others[life])) for life in mine if life in others}
         below = set[Place]()
         for place in common.values():
@@ -118,7 +162,7 @@ class Ancestry:
 
     def unshared(self, ours: Sequence[Place], theirs: Sequence[Place]) -> list[Span]:
         """Return the versions on which one side builds alone: where one of them is missing, a link may be, too."""
-        mine, others = self._reached_by(ours), self._reached_by(theirs)
+        mine, others = self.reached(*ours), self.reached(*theirs)
         spans: list[Span] = []
         for one, other in ((mine, others), (others, mine)):
             for life, newest in one.items():
@@ -127,12 +171,30 @@ class Ancestry:
                     spans.append(Span(life.key, first, newest))
         return sorted(spans)
 
-    def _reached_by(self, places: Sequence[Place]) -> dict[Life, int]:
-        reached: dict[Life, int] = {}
-        for place in places:
-            for life, version in self.reached(place).items():
-                reached[life] = max(version, reached.get(life, 0))
-        return reached
+    def taken_back(self, ours: Place, theirs: Place) -> Place | None:
+        """Return the newest version of one side that a base builds on, where the other one took its merge back since.
+
+        None where there is none. What that side did up to there is part of the base then, so it would count as removed
+        by the other one, in which the merge has been undone.
+        """
+        for base in self.bases([ours], [theirs]):
+            for side, other in ((ours, theirs), (theirs, ours)):
+                life = self._life(side)
+                version = self.reached(base).get(life, 0)
+                if version > self.reached(other).get(life, 0):
+                    return Place(side.key, version)
+        return None
+
+
+def copies_of(place: Place, links: Iterable[Link]) -> list[Place]:
+    """Return the versions that were made from one, and those made from these: they may hold the same, nearest first."""
+    made: dict[Place, list[Place]] = {}
+    for link in links:
+        made.setdefault(Place(link.origin, link.origin_version), []).append(Place(link.key, link.version))
+    found = [place]
+    for one in found:  # which grows
+        found += [other for other in made.get(one, []) if other not in found]
+    return found[1:]
 
 
 def base_value(

@@ -94,6 +94,15 @@ class HistoryTables:
         found = [row for row in self._links() if row[3] == key or (whole and key + "/" < row[3] < beyond)]
         return sorted(found, key=lambda row: (row[3], row[4], row[6], row[0]))[:limit]
 
+    def _restores(self, keys: Sequence[str], firsts: Sequence[int], limit: int) -> list[Row]:
+        said = [
+            (key, one.version, one.reason)
+            for key, first in zip(keys, firsts, strict=True)
+            for one in self._chains.get(key, [])
+            if one.version > first and one.reason.startswith(("undo to ", "redo to ", "rollback to "))
+        ]
+        return said[:limit]
+
     def _origins_now(self, keys: Sequence[str], ns: Sequence[int]) -> Iterator[Row]:
         for at, (key, n) in enumerate(zip(keys, ns, strict=True), 1):
             if then := [one for one in self._chains.get(key, []) if one.n <= n]:

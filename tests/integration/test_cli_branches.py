@@ -108,6 +108,22 @@ async def test_a_merge_is_shown_asked_for_and_drawn(cli: CommandLine, monkeypatc
 
 
 @pytest.mark.usefixtures("sides")
+async def test_a_merge_that_was_taken_back_is_shown_and_made_again(cli: CommandLine) -> None:
+    assert (await cli.beside("merge", SIDE, KEY, "--yes")).status == 0
+    assert (await cli.beside("undo", KEY, "--yes")).status == 0
+    dry = (await cli.beside("merge", SIDE, KEY, "--dry-run", "--json")).json
+    assert (dry["base"], dry["differences"]) == (f"{KEY}@2", [{"path": "said[2]", "op": "added", "after": "ask"}])
+    assert (await cli.beside("merge", SIDE, KEY, "--yes", "--json")).json["version"] == 6
+    assert (await cli.beside("get", KEY)).out == '{"step":2,"said":["hello","look","ask"]}\n'
+    assert (await cli.beside("merge", KEY, SIDE, "--yes")).status == 0
+    assert (await cli.beside("undo", KEY, "--yes")).status == 0
+    for asked in ("--dry-run", "--yes"):
+        refused = await cli.beside("merge", SIDE, KEY, asked)
+        assert (refused.status, refused.out) == (2, "")
+        assert f"'{KEY}' has taken back a merge of '{SIDE}' up to its version 2" in refused.err
+
+
+@pytest.mark.usefixtures("sides")
 async def test_what_both_changed_is_listed_and_decided(cli: CommandLine, cache: AsyncStateCache) -> None:
     await cache.set(SIDE, run(7, "ask"), durability="postgres")
     await cache.set(KEY, run(8, "look"), durability="postgres")

@@ -50,6 +50,7 @@ NOT_VISITED = {
     "origins_now": "asked only where a branch was flushed before its origin: test_branch_storage",
     "branches": "it only reads what is never changed, and its errors are those of every read: test_branches",
     "history_gaps": "it only reads, where versions are missing, as every read of history does: test_history_gaps",
+    "restores": "asked only where a key was merged before, and it only reads: test_merge_bases",
     "history_missing": "it only reads, as the read of links just before it does: test_branch_merges",
     "history_nearest": "it only reads what is never changed, and its errors are those of every read: test_time_travel",
     "history_range": "it only reads what is never changed, and its errors are those of every read: test_time_travel",

@@ -105,6 +105,20 @@ async def test_branches_and_merges(cache: AsyncStateCache) -> None:
     assert [one.origin for one in await cache.branches(KEY, group=True)] == [KEY, KEY]
 
 
+async def test_merges_that_were_taken_back(cache: AsyncStateCache) -> None:
+    await cache.set(KEY, {"said": ["a"], "step": 1})
+    await cache.branch(KEY, "runs/43")
+    await cache.set("runs/43", {"said": ["a", "b"], "step": 1})
+    await cache.set(KEY, {"said": ["a"], "step": 2})
+    for group in (False, True):
+        merged = await cache.merge("runs/43", KEY)
+        assert merged.value == {"said": ["a", "b"], "step": 2}
+        assert await cache.merge("runs/43", KEY) == merged
+        await cache.undo(KEY, group=group)
+        assert (await cache.merge("runs/43", KEY)).value == {"said": ["a", "b"], "step": 2}
+        await cache.undo(KEY, group=group)
+
+
 async def test_policies(cache: AsyncStateCache) -> None:
     runs = cache.namespace("runs", checkpoint=CheckpointPolicy(before_step=True))
     await runs.set("42", 1)

@@ -12,7 +12,7 @@ from statecache.clock import monotonic
 from statecache.errors import LimitExceeded
 from statecache.history_errors import VersionNotFound
 from statecache.keys import beyond_prefix
-from statecache.rules.ancestry import Link, Span
+from statecache.rules.ancestry import Link, Restore, Span
 from statecache.rules.provenance import provenance_of
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LINKS_MAX = 10_000
 """How many branches and merges are read at once."""
+RESTORES_MAX = 100_000
+"""How many undos, redos and rollbacks are read for one merge."""
 
 
 class Branches:
@@ -33,6 +35,37 @@ class Branches:
         asked = {"keys": [*keys], "limit": LINKS_MAX + 1}
         rows = await self._postgres.fetch("ancestry", asked, seconds=max(end - monotonic(), 0.001))
         return await self._read(rows, keys[0], end)
+
+    async def restores(self, links: Sequence[Link], *, end: float) -> list[Restore]:
+        """Return the undos, redos and rollbacks of keys behind their first merge, which may have taken merges back."""
+        firsts: dict[str, int] = {}
+        for link in links:
+            if not link.begins:
+                firsts[link.key] = min(link.version, firsts.get(link.key, link.version))
+        if not firsts:
+            return []
+        asked = {"keys": [*firsts], "firsts": [*firsts.values()], "limit": RESTORES_MAX + 1}
+        rows = await self._postgres.fetch("restores", asked, seconds=max(end - monotonic(), 0.001))
+        if len(rows) > RESTORES_MAX:
+            raise LimitExceeded(
+                "the number of undos, redos and rollbacks behind a merge", actual=len(rows), limit=RESTORES_MAX,
+                key=links[0].key,
+            )  # fmt: skip
+        found, positions = dict[tuple[str, int], int](), dict[tuple[str, int], int]()
+        for key, version, reason in rows:
+            said = provenance_of(reason)
+            if said is not None and said.kind in ("undo", "redo", "rollback"):
+                found[key, version] = said.version or 0
+                if said.position is not None:
+                    positions[key, version] = said.position.n
+        if positions:
+            asked = {"keys": [key for key, _ in positions], "ns": [*positions.values()]}
+            places = [*positions]
+            for which, version, _ in await self._postgres.fetch(
+                "origins_now", asked, seconds=max(end - monotonic(), 0.001)
+            ):
+                found[places[which - 1]] = version
+        return [Restore(key, version, to) for (key, version), to in found.items()]
 
     async def refuse_missing(self, spans: Sequence[Span], *, end: float) -> None:
         """Raise VersionNotFound where versions are missing of which one may have been a merge."""

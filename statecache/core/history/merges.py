@@ -2,8 +2,8 @@
 
 Both newest versions are in Postgres before anything is compared, so what it knows of branches and merges is all that
 there is. The merge is an ordinary commit on the state that was read, whose reason names the branch and its version;
-that is what the next merge begins from. Where theirs is what the base was, there is nothing to be done; where ours is,
-theirs is taken as it is stored.
+that is what the next merge begins from, unless the merge was taken back since. Where theirs is what the base was, there
+is nothing to be done; where ours is, theirs is taken as it is stored.
 """
 
 from __future__ import annotations

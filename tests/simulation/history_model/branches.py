@@ -13,7 +13,9 @@ from statecache.keys import group_of
 from statecache.model import Position
 from statecache.rules.provenance import Provenance
 from statecache.rules.three_way import merged
-from tests.simulation.history_model.drawing import Drawing
+from tests.simulation.history_model.bases import Bases
+from tests.simulation.history_model.drawing import Drawing, TakenAway
+from tests.simulation.history_model.plain import Row
 from tests.simulation.history_model.restores import Restores
 
 KEYS_MAX = 45
@@ -26,6 +28,7 @@ class Branches:
     def __init__(self, drawing: Drawing, restores: Restores) -> None:
         self._draw = drawing
         self._past = drawing.past
+        self._bases = Bases(drawing.past)
         self._rng = drawing.rng
         self._restores = restores
         self._branched = 0
@@ -119,7 +122,7 @@ class Branches:
         branch, into = self._rng.choice(pairs) if self._rng.random() < 0.7 else self._rng.choice(pairs)[::-1]
         function = self._rng.choice((None, None, _both))
         self._draw.said = f"merge {branch} into {into}{' by a function' if function else ''}"
-        base = self._past.base_of(into, branch)
+        base = self._bases.base_of(into, branch)
         if isinstance(base, bool):  # both were merged into one another: any of several may be the base
             return
         async with self._draw.here.flushes():
@@ -134,9 +137,9 @@ class Branches:
             return
         was = self._past.chain(base[0])[base[1] - 1]
         if was.lives and not await self._draw.learnt(was):
-            await self._draw.refused(call, VersionNotFound)
-            return
-        call = self._draw.made_of(was, call=call)
+            call = self._read_elsewhere(was, (branch, into), call)
+        else:
+            call = self._draw.made_of(was, call=call)
         if was.op == theirs.op and was.content == theirs.content:
             state = await call
             assert (state.version, state.change_id) == (ours.version, ours.change_id), self._draw.said
@@ -155,6 +158,24 @@ class Branches:
             assert error.paths == tuple(one.place for one in result.conflicts), f"{self._draw.said}: {error}"
             return
         self._draw.took(into, "set", ("json", result.value), await call, reason)
+
+    async def _read_elsewhere(self, was: Row, sides: tuple[str, str], call: Awaitable[Any]) -> Any:
+        """Return the answer to a merge from a value that its own key lets go: where a copy of it is kept, that is read.
+
+        The copy with which one of the two began has to be found, others may be.
+        """
+        copies = [(row, begun) for row, begun in self._bases.copies((was.key, was.version))
+                  if await self._draw.learnt(row)]  # fmt: skip
+        latest = self._draw.here.is_latest
+        try:
+            state = await call
+        except VersionNotFound as error:
+            if any(begun and row.key in sides and not (row.may_go and latest(row.key)) for row, begun in copies):
+                raise
+            self._draw.lacked(error, was)
+            raise TakenAway from error
+        assert copies, f"{self._draw.said} was answered, and no copy of {was.key}@{was.version} is kept"
+        return state
 
 
 def _both(base: Any, ours: Any, theirs: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -88,10 +88,12 @@ class PlainHistory:
 
     def __init__(self, keys: KeySpace) -> None:
         self._keys = keys
+        self._numbers = count()
         self.chains: dict[str, list[Row]] = {}
         self.n: dict[int, int] = {}
         self.flushed: dict[int, int] = {}
         self.origins: list[Origin] = []
+        self.order: dict[tuple[str, int], int] = {}
         self.erased_groups: set[str] = set()
 
     def shard(self, key: str) -> int:
@@ -129,6 +131,7 @@ class PlainHistory:
     def add(self, row: Row) -> None:
         """Add a version; those of one commit have one n."""
         self.chains.setdefault(row.key, []).append(row)
+        self.order[row.key, row.version] = next(self._numbers)
         shard = self.shard(row.key)
         self.n[shard] = max(self.n.get(shard, 0), row.n)
         said = row.said
@@ -281,16 +284,7 @@ class PlainHistory:
                 writes[key] = None
         return writes
 
-    # What a merge begins from.
-
-    def base_of(self, ours: str, theirs: str) -> tuple[str, int] | bool | None:
-        """Return the version that both build on and that builds on all that both do; False where there are several."""
-        mine, others = (self._ancestors((key, len(self.chain(key)))) for key in (ours, theirs))
-        common = mine & others
-        if not common:
-            return None
-        best = [place for place in common if common <= self._ancestors(place)]
-        return best[0] if len(best) == 1 else False
+    # What versions were made from.
 
     def _ancestors(self, place: tuple[str, int]) -> set[tuple[str, int]]:
         """Return all that a version builds on, itself included."""
