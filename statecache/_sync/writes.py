@@ -166,6 +166,40 @@ class Writes(VerbGroup[D], Generic[D]):
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
         refuse_no_function(function, "update")
         self._view.refuse_unlike(default, type)
+
+        def made(record: Record) -> Any:
+            return run(self._called(function, record, default, type))
+
+        return run(self._updated(
+            key, made, type=type, ttl=ttl, durability=durability, actor=actor, reason=reason, end=end
+        ))  # fmt: skip
+
+    def _update_state(
+        self,
+        name: str,
+        function: Callable[[State[Any] | None, str], Any | Any],
+        *,
+        durability: Durability | None = None,
+        reason: str = "",
+    ) -> State[Any]:
+        """Do what `update` does, with a function of the state, None without one, and of the change it is written over.
+
+        That change_id is the parent of what is committed.
+        """
+        key, end = checked_key(self._view.full(name)), self._view.end_of(None)
+
+        def made(record: Record) -> Any:
+            return run(self._runtime.io.called(function(self._view.state_of(record), record.change_id)))
+
+        return run(self._updated(
+            key, made, type=None, ttl=None, durability=durability, actor="", reason=reason, end=end
+        ))  # fmt: skip
+
+    def _updated(
+        self, key: str, made: Callable[[Record], Any], *, type: Any, ttl: Ttl | None,  # noqa: A002
+        durability: Durability | None, actor: str, reason: str, end: float,
+    ) -> State[Any]:  # fmt: skip
+        """Commit what is made of the state as it was read, and return the new one; again after a conflict."""
         local, shared, reason = self._runtime.local_queues, self._runtime.shared_queues, checked_reason(reason)
         with entered(local.of(key, end=end)) as here, entered(shared.of(key, end=end)) as turn:
             record, conflicts, took_s = here.record or self._view.kept(key), 0, 0.0
@@ -180,7 +214,7 @@ class Writes(VerbGroup[D], Generic[D]):
                     record = record or run(self._runtime.reader.record(key, end=end))
                 record = self._runtime.redis.clock.lived(record)
                 try:
-                    value = run(self._called(function, record, default, type))
+                    value = run(made(record))
                     write = self._view.write_of(key, value, expected=record.tip, ttl=ttl, over=record, type=type)
                 except Exception as error:  # whatever the function raised, or what it returned cannot be stored
                     if fresh or is_of_handler(error) or run(self._is_current(record, end)):

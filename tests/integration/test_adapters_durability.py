@@ -174,7 +174,7 @@ async def test_an_event_whose_preparation_too_few_copies_have_is_refused_and_lea
     service = StateCacheSessionService(cache)
     session = await service.create_session(**ID)
     with monkeypatch.context() as patched:
-        _lacking(patched, behind="prepare", verb="update")
+        _lacking(patched, behind="prepare", verb="_updated")
         with pytest.raises(DurabilityRefused, match="so it did nothing"):
             await service.append_event(session, event("one", changes=CHANGES))
         with pytest.raises(DurabilityRefused, match="so it did nothing"):
@@ -233,16 +233,16 @@ async def test_what_is_not_answered_before_the_event_is_told_as_nothing(
     """That the change beside it is applied says nothing of the event, whose outcome is known."""
     service = StateCacheSessionService(cache)
     session = await service.create_session(**ID)
-    update = AsyncNamespace.update
+    updated = AsyncNamespace._updated
 
     async def unanswered(view: Any, *given: Any, **more: Any) -> Any:
-        made = await update(view, *given, **more)
+        made = await updated(view, *given, **more)
         if more["reason"] == "prepare":
             raise OutcomeUnknown(made.change_id, keys=(made.key,))
         return made
 
     with monkeypatch.context() as patched:
-        patched.setattr(AsyncNamespace, "update", unanswered)
+        patched.setattr(AsyncNamespace, "_updated", unanswered)
         with pytest.raises(RedisUnavailable, match="what goes before append_event was not answered, so it did nothing"):
             await service.append_event(session, event("one", changes=CHANGES))
     await _nothing_is_there(cache, service)
@@ -316,7 +316,7 @@ async def test_an_event_that_is_there_keeps_what_it_changes_beside_where_it_is_r
         await service.append_event(session, one)
     again = StateCacheSessionService(cache, durability=level)
     with monkeypatch.context() as patched:
-        for verb in ("commit", "update"):
+        for verb in ("commit", "_updated"):
             patched.setattr(AsyncNamespace, verb, _refused)
         with pytest.raises(OutcomeUnknown, match="it is applied, but"):
             await again.append_event(session, one)

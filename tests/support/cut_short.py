@@ -10,7 +10,7 @@ import pytest
 
 from statecache import AsyncNamespace
 
-VERBS = ("update", "commit")
+VERBS = ("_updated", "commit")
 
 
 class Killed(Exception):

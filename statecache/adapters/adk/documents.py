@@ -49,13 +49,17 @@ class Head(msgspec.Struct, frozen=True):
     grown_as: str = ""
 
 
-class Prepared(msgspec.Struct, frozen=True):
-    """A change that takes effect once the session goes from one revision to the other; `at` is when it was prepared."""
+class Prepared(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A change that takes effect once the session goes from one revision to the other; `at` is when it was prepared.
+
+    `over` is the change that the state with it was last written over; None where an earlier release has prepared it.
+    """
 
     session: str
     before: str
     at: float
     state: Any
+    over: str | None = None
 
 
 class Shared(msgspec.Struct, frozen=True):
@@ -147,6 +151,11 @@ def sessions_of(app_name: str, user_id: str | None) -> str:
 def app_segment(app_name: str) -> str:
     """Return the segment of a name that stands for an app."""
     return _spelled(app_name, APP_BYTES_MAX)
+
+
+def is_of(shared: str, session: str) -> bool:
+    """Return whether a session is one of the app, or the user, whose state has that name."""
+    return session.startswith(shared + _BETWEEN)
 
 
 def _spelled(text: str, bytes_max: int) -> str:

@@ -10,7 +10,9 @@ was prepared to create a session stays though there is another one, which may be
 The head names where its last event was prepared, and who appends the next resolves that first. What is prepared is
 resolved by comparing the state with the one that was read, so it takes effect once, whoever resolves it, and a process
 that was stopped in between finds it gone. Who resolves an event's change has those of other sessions that have theirs
-take effect before it: one that is told to be appended is written over by nothing that was there before it.
+take effect before it: one that is told to be appended is written over by nothing that was there before it. What was
+resolved, and is prepared again since somebody has put an older state back, never takes effect again: it is passed over,
+and goes with the next write.
 """
 
 from __future__ import annotations
@@ -24,15 +26,18 @@ from google.adk.platform import time as platform_time
 
 from statecache import (
     Backpressure,
-    CodecError,
     DurabilityNotMet,
     DurabilityRefused,
+    HistoryDamaged,
+    HistoryIncomplete,
     LockHeld,
     OutcomeUnknown,
     StateCacheError,
     Unavailable,
+    VersionNotFound,
 )
 from statecache.adapters.adk.documents import Deltas, Of, Place, Prepared, Shared, read_head, read_shared
+from statecache.adapters.adk.undecided import PREPARE, RESOLVE, undecided
 from statecache.adapters.items import given, kept
 from statecache.adapters.plans import Declined
 
@@ -43,6 +48,8 @@ if TYPE_CHECKING:
 
 _NOT_WRITTEN = (Backpressure, DurabilityNotMet, DurabilityRefused, LockHeld, OutcomeUnknown, Unavailable)
 """What a write ends with that may succeed later: what a reader has seen is as true without it."""
+_NOT_KNOWN = (HistoryDamaged, HistoryIncomplete, Unavailable, VersionNotFound)
+"""What a look into the history ends with that does not tell what is prepared: it stays, and takes no effect yet."""
 Verdicts = dict[str, bool | None]
 """Of what is prepared, by its revision: it takes effect, it never will, or it stays."""
 IN_DOUBT_S_MAX = 24 * 3600.0
@@ -59,13 +66,13 @@ async def prepare(view: AsyncNamespace[Any], place: Place, before: str, revision
 
     async def write(of: Of) -> None:
         name = place.app if of == "app" else place.user
-        change = Prepared(place.head, before, platform_time.get_time(), kept(changed[of], 0, nul=False).data)
+        change = Prepared(place.head, before, platform_time.get_time(), kept(changed[of], 0, nul=False).data, "")
 
-        def with_it(data: Any) -> Any:
-            shared = _shared(data, name)
-            return _data(msgspec.structs.replace(shared, prepared={**shared.prepared, revision: change}))
+        async def with_it(state: State[Any] | None, over: str) -> Any:
+            shared = place.shared(of) if state is None else await undecided(view, name, state)
+            return _data(msgspec.structs.replace(shared, prepared={**shared.prepared, revision: change}), over)
 
-        await view.update(name, with_it, default=_data(place.shared(of)), reason="prepare")
+        await view._update_state(name, with_it, reason=PREPARE)
 
     ended = await asyncio.gather(*map(write, concerned), return_exceptions=True)
     failed = [error for error in ended if error is not None]
@@ -127,14 +134,22 @@ async def states_of(view: AsyncNamespace[Any], names: Sequence[str]) -> dict[str
     """
     found: dict[str, dict[str, Any]] = {}
     for name, state in (await view.get_many(dict.fromkeys(names), read="primary")).items():
-        shared = None if state is None else read_shared(state)
-        if shared is not None and shared.prepared and (verdicts := await _verdicts(view, shared)):
-            try:
-                shared = await _decide(view, name, verdicts) or shared
-            except _NOT_WRITTEN:
-                shared = _carried_out(shared, verdicts)
-        found[name] = {} if shared is None else {**given(shared.state)}
+        found[name] = {} if state is None else {**given((await _up_to_date(view, name, state)).state)}
     return found
+
+
+async def _up_to_date(view: AsyncNamespace[Any], name: str, state: State[Any]) -> Shared:
+    """Return a state with all that has taken effect there by now; where that cannot be known, as it is."""
+    try:
+        shared = await undecided(view, name, state)
+    except _NOT_KNOWN:
+        return read_shared(state)
+    if not shared.prepared or not (verdicts := await _verdicts(view, shared)):
+        return shared
+    try:
+        return await _decide(view, name, verdicts) or shared
+    except _NOT_WRITTEN:
+        return _carried_out(shared, verdicts)
 
 
 async def _verdicts(view: AsyncNamespace[Any], shared: Shared) -> Verdicts:
@@ -166,20 +181,22 @@ async def _decide(
     Raises _Unlooked where something takes effect `by_itself` and more is prepared, which may have to do so before it.
     """
 
-    def decided(data: Any) -> Any:
-        shared = None if data is None else _shared(data, name)
-        if shared is None or all(verdicts.get(revision) is None for revision in shared.prepared):
+    async def decided(state: State[Any] | None, over: str) -> Any:
+        if state is None or all(verdicts.get(revision) is None for revision in read_shared(state).prepared):
+            raise Declined
+        shared = await undecided(view, name, state)
+        if all(verdicts.get(revision) is None for revision in shared.prepared):
             raise Declined
         if by_itself and any(verdicts.values()) and not shared.prepared.keys() <= verdicts.keys():
             raise _Unlooked(shared)
-        return _data(_carried_out(shared, verdicts))
+        return _data(_carried_out(shared, verdicts), over)
 
     state: State[Any] | None
     try:
-        state = await view.update(name, decided, default=None, reason="resolve", durability=level)
+        state = await view._update_state(name, decided, reason=RESOLVE, durability=level)
     except Declined:
         state = await view.get(name, read="primary")
-    return None if state is None or state.value is None else read_shared(state)
+    return None if state is None else read_shared(state)
 
 
 def _carried_out(shared: Shared, verdicts: Verdicts) -> Shared:
@@ -192,13 +209,10 @@ def _carried_out(shared: Shared, verdicts: Verdicts) -> Shared:
     return msgspec.structs.replace(shared, state=kept(state, 0, nul=False).data, prepared=left)
 
 
-def _shared(data: Any, name: str) -> Shared:
-    try:
-        return msgspec.convert(data, Shared)
-    except msgspec.ValidationError as error:
-        reason = f"it is no state of an app or of a user of ADK: {error}"
-        raise CodecError(key=name, verb="decoded", reason=reason) from None
-
-
-def _data(shared: Shared) -> Any:
-    return msgspec.to_builtins(shared)
+def _data(shared: Shared, over: str) -> Any:
+    """Return what is written over a change: what is prepared names it, but for what an earlier release has prepared."""
+    prepared = {
+        revision: change if change.over is None else msgspec.structs.replace(change, over=over)
+        for revision, change in shared.prepared.items()
+    }
+    return msgspec.to_builtins(msgspec.structs.replace(shared, prepared=prepared))
