@@ -7,12 +7,15 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 from statecache.changes import Branch
 from statecache.checkpoints import Checkpoint
+from statecache.codec import codec_for
 from statecache.core.history import branching, merges
 from statecache.core.history.branches import link_of
 from statecache.core.history.targets import checked_aim
 from statecache.core.history.terms import ASK_FIRST, Terms
+from statecache.core.own_records import refuse_merge_of_head
 from statecache.core.view import VerbGroup
 from statecache.errors import UsageError
+from statecache.history_errors import MergeConflict
 from statecache.keys import checked_group, checked_key
 from statecache.model import Durability, Position, State, Ttl
 from statecache.rules.ancestry import Ancestry, Place
@@ -53,7 +56,8 @@ class AsyncBranches(VerbGroup[D], Generic[D]):
         `at` is a checkpoint or its label, a version, or a position. Postgres keeps a reference in place of the bytes,
         so the origin has to be there first: the call waits for that. The branch lasts as `ttl` or the namespace says,
         or until the end of its origin. Raises AlreadyExists where there is a state `to`, NotFound where there is
-        nothing to branch from, and what `rollback` raises for a point.
+        nothing to branch from, what `rollback` raises for a point, and UsageError for what an adapter keeps in several
+        keys of a group.
 
         With `group`, `name` and `to` are groups, and all keys begin in one commit, with the records of their steps and
         without checkpoints; their states are returned by key, as plain data. Raises AlreadyExists where there is any
@@ -122,9 +126,10 @@ class AsyncBranches(VerbGroup[D], Generic[D]):
 
         Both have to be in Postgres first: the call waits for that. Raises NotFound where either is gone, UsageError for
         keys that have nothing in common, for a key that has taken back a merge of the other one, which had merged it in
-        turn by then, and for a `function` that is none; VersionNotFound where what both were made from is no longer
-        kept, neither by its key nor by a branch of it. By a lease, `name` may be of another group. `change_id` repeats
-        a call whose outcome is unknown. `timeout` is in seconds.
+        turn by then, for what an adapter keeps in several keys of a group, of which a merge takes one alone, and for a
+        `function` that is none; VersionNotFound where what both were made from is no longer kept, neither by its key
+        nor by a branch of it. By a lease, `name` may be of another group. `change_id` repeats a call whose outcome is
+        unknown. `timeout` is in seconds.
         """
         if function is not None and not callable(function):
             raise UsageError(
@@ -137,4 +142,10 @@ class AsyncBranches(VerbGroup[D], Generic[D]):
         terms = Terms.of(
             self._view, durability=durability, actor=actor, reason=reason, timeout=timeout, change_id=change_id
         )
-        return await merges.merge(self._view, branch, target, function or self._view.policy.merge, terms)
+        try:
+            return await merges.merge(self._view, branch, target, function or self._view.policy.merge, terms)
+        except MergeConflict:
+            ours = await self._runtime.reader.record(target, end=terms.end)
+            if ours.exists:
+                refuse_merge_of_head(target, codec_for(Any).decode(ours.value, key=target, encoding=ours.encoding))
+            raise

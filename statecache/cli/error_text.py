@@ -84,6 +84,7 @@ _AGAIN = {
 
 _CALLS = {
     "Say ttl=timedelta": "Say 90s, 20min, 2h or 30d; `statecache rm` deletes at once.",
+    "Say group=True": "--group, with the groups, takes all of the group along in one commit.",
     "Say ttl=": "`statecache show KEY@POINT` shows it; `statecache set KEY VALUE --ttl` writes it anew.",
 }
 """What a remedy of a UsageError begins with that names an argument of the client, and what it is in commands."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -180,6 +181,16 @@ async def test_an_event_comes_back_as_it_was(make: MakeService) -> None:
     assert found == session
     assert found.events == [whole]
     assert repr(found.state) == repr(session.state)
+
+
+async def test_infinity_and_nan_are_none_in_an_event_and_kept_in_a_state(make: MakeService) -> None:
+    service, inexact = make(), [math.inf, -math.inf, math.nan]
+    session = await service.create_session(**ID)
+    await service.append_event(session, event("one", changes={"scores": inexact}, custom_metadata={"scores": inexact}))
+    found = await loaded(service)
+    assert repr(found.state) == repr({"scores": inexact})
+    (one,) = found.events
+    assert (one.custom_metadata, one.actions.state_delta) == ({"scores": [None] * 3}, {"scores": [None] * 3})
 
 
 async def test_events_are_limited_by_their_number_and_by_their_time(make: MakeService) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -80,6 +81,10 @@ async def test_messages_come_back_as_they_were(make: Callable[..., Asked]) -> No
     for key in ("42", "43"):
         assert await store.get_messages(key) == hard
     assert [await store.delete_last_message("42") for _ in hard] == hard[::-1]
+    await store.add_message(
+        "44", ChatMessage(role="user", additional_kwargs={"scores": [math.inf, -math.inf, math.nan]})
+    )
+    assert [one.additional_kwargs for one in await store.get_messages("44")] == [{"scores": [None] * 3}]
 
 
 async def test_chats_are_apart_whatever_their_keys(make: Callable[..., Asked]) -> None:

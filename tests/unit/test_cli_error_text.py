@@ -53,6 +53,7 @@ def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
             AlreadyExists("runs/1", hint="A branch begins where there is nothing."),
             "Choose another key, or remove it first: `statecache rm runs/1`.",
         ),
+        (UsageError("it names others", hint="Say group=True, with"), "--group, with the groups, takes "),
         (UsageError("it has ended", hint="Say ttl=, which is"), "`statecache set KEY VALUE --ttl` writes it anew."),
         (AlreadyExists("runs/it's"), "`statecache get 'runs/it'\"'\"'s'`"),
         (OutcomeUnknown("c" * 24, keys=("runs/1",)), f"The same command with --change-id {'c' * 24} "),

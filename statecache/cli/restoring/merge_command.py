@@ -154,6 +154,7 @@ async def planned(
     from statecache.core.history.branching import durable_origin
     from statecache.core.history.merge_bases import base_of, place_of
     from statecache.core.history.merge_bases import plain as plain_side
+    from statecache.core.own_records import refuse_merge_of_head
     from statecache.rules.difference import differences
 
     view = cache._view
@@ -167,15 +168,17 @@ async def planned(
     if base.place == place_of(theirs):
         return Plan(ours=ours, theirs=theirs, base=at, nothing=True, found=(), conflicts=())
     if base.place == place_of(ours):
-        return Plan(ours=ours, theirs=theirs, base=at, nothing=False, found=differences(mine, other), conflicts=())
+        if found := differences(mine, other):
+            refuse_merge_of_head(into, other)
+        return Plan(ours=ours, theirs=theirs, base=at, nothing=False, found=found, conflicts=())
     start = base.value if base.crossed else plain_side(view, into, base.sides[0])
     if base.crossed and base.is_same(other, by_function=function is not None):
         return Plan(ours=ours, theirs=theirs, base=at, nothing=True, found=(), conflicts=())
     result = merged(start, mine, other, crossed=base.crossed)
     value = result.value if function is None else function(None if start is UNSET else start, mine, other)
-    return Plan(
-        ours=ours, theirs=theirs, base=at, nothing=False, found=differences(mine, value), conflicts=result.conflicts
-    )
+    if (found := differences(mine, value)) or result.conflicts:
+        refuse_merge_of_head(into, value)
+    return Plan(ours=ours, theirs=theirs, base=at, nothing=False, found=found, conflicts=result.conflicts)
 
 
 def _show(plan: Plan, *, as_json: bool) -> None:

@@ -17,8 +17,8 @@ from statecache.core.history.repeats import Asked, made_before
 from statecache.core.history.restoring import applied_again, is_over, refuse_ended, write_of
 from statecache.core.history.restoring_groups import plain_write, refuse_too_large, refuse_too_many, values_of
 from statecache.core.history.targets import target_of, version_of
-from statecache.core.history.terms import ASK_FIRST, Terms, applied_before, committed
-from statecache.core.own_records import refuse_checkpoint
+from statecache.core.history.terms import ASK_FIRST, Terms, applied_before, committed, plain_value
+from statecache.core.own_records import refuse_branch_of_head, refuse_checkpoint
 from statecache.core.read.listed import Listed
 from statecache.errors import (
     AlreadyExists,
@@ -58,6 +58,7 @@ async def branch(view: View[Any], key: str, new: str, at: Aim, terms: Terms, *, 
         await refuse_ended(view, origin, terms.end)
     value = await runtime.history.value_of(origin, end=terms.end)
     write = write_of(view, origin, value, ABSENT, key=new, ttl=ttl)
+    refuse_branch_of_head(key, plain_value(view, write))
     await durable_origin(view, origin, terms.end)
     why = Provenance(kind="branch", version=origin.version, origin=key, reason=terms.reason)
     try:

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.backoff import Backoff
 from statecache.call_notes import note
+from statecache.codec import codec_for
+from statecache.core.own_records import refuse_merge_of_head
 from statecache.core.view import checked_change_id, checked_reason, checked_text
-from statecache.errors import OutcomeUnknown, VersionConflict
+from statecache.errors import CodecError, OutcomeUnknown, VersionConflict
+from statecache.rules.provenance import provenance_of
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.answers import Committed, Found
@@ -56,7 +59,13 @@ class Terms(NamedTuple):
 async def committed(
     view: View[Any], writes: Sequence[Write], terms: Terms, reason: str, *, durability: str | None = None
 ) -> tuple[Commit, Committed]:
-    """Commit writes of one group, once; what they only compare is in no lock's way."""
+    """Commit writes of one group, once; what they only compare is in no lock's way.
+
+    Raises UsageError for a merge that would write a head whose pages it does not take along.
+    """
+    if (made := provenance_of(reason)) is not None and made.kind == "merge":
+        for write in writes:
+            refuse_merge_of_head(write.key, plain_value(view, write))
     runtime, changed = view.runtime, [write.key for write in writes if write.op != "check"]
     commit = runtime.committer.new(
         [*writes], runtime.keys.one_group([write.key for write in writes]), durability=durability or terms.durability,
@@ -66,6 +75,15 @@ async def committed(
     done = await runtime.committer.commit(commit)
     await view.applied((commit, done))
     return commit, done
+
+
+def plain_value(view: View[Any], write: Write) -> Any:
+    """Return what a write makes of its key, as plain data; None where it cannot be read."""
+    if view.kind is Any:
+        return write.seen
+    with suppress(CodecError):
+        return codec_for(Any).decode(write.value, key=write.key, encoding=write.encoding)
+    return None
 
 
 async def again(view: View[Any], terms: Terms, error: VersionConflict) -> None:
