@@ -7,6 +7,7 @@ the `change_id` of a call whose outcome is unknown, the same verb does what it w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.backoff import Backoff
