@@ -219,6 +219,7 @@ class Changes(Following[V], Generic[V]):
     def _tend(self, consumer: Consumer) -> None:
         """Have the consumer's name, and store where it stands: all that was given so far was handled."""
         consumers, feed = self._view.runtime.consumers, self._feed
+        consumer.refuse_inherited()
         if not self._taken:
             if feed.begins_now:
                 run(feed.start(self._seconds()))

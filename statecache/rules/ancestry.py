@@ -93,27 +93,31 @@ class Ancestry:
         self._restores: dict[str, list[Restore]] = {}
         for restore in sorted(restores, key=lambda restore: restore.version):
             self._restores.setdefault(restore.key, []).append(restore)
-        self._known: dict[tuple[Place, ...], dict[Life, int]] = {}
+        self._known: dict[tuple[tuple[Place, ...], Life | None], dict[Life, int]] = {}
         self._passed: dict[Place, list[Restore]] = {}
 
-    def reached(self, *places: Place) -> dict[Life, int]:
+    def reached(self, *places: Place, without: Life | None = None) -> dict[Life, int]:
         """Return of each life that versions, as one, build on the newest version, their own included.
+
+        With `without`, only what they build on by themselves, and not by way of that life.
 
         Which merges of a life count is known once its newest version is: what was found is the assumption of the next
         round, until it is what was assumed. A merge is newer than all that it leads to, so each round settles one more.
         """
-        if places not in self._known:
+        asked = places, without
+        if asked not in self._known:
             assumed: dict[Life, int] = {}
             for _ in range(2 + sum(map(len, self._links.values()))):
                 newest: dict[Life, int] = {}
                 todo = [*places]
                 while todo:
-                    todo += self._origins(todo.pop(), newest, assumed)
+                    origins = self._origins(todo.pop(), newest, assumed)
+                    todo += [one for one in origins if without is None or self._life(one) != without]
                 if not self._restores or newest == assumed:
                     break
                 assumed = newest
-            self._known[places] = newest
-        return self._known[places]
+            self._known[asked] = newest
+        return self._known[asked]
 
     def _life(self, place: Place) -> Life:
         """Return the life of its key to which a version belongs."""
@@ -134,17 +138,17 @@ class Ancestry:
         passed = self._passed_over(Place(place.key, max(place.version, assumed.get(life, 0))))
         return [
             Place(link.origin, link.origin_version) for link in links[start:end]
-            if link.begins or not any(one.to < link.version < one.version for one in passed)
+            if link.begins or not _is_passed_over(link.version, passed)
         ]  # fmt: skip
 
     def _passed_over(self, tip: Place) -> list[Restore]:
-        """Return the restores by which a version's value came: what lies between one and its `to` was taken back."""
+        """Return the restores by which a version's value came, oldest first: what each passes over was taken back."""
         if tip not in self._passed:
             restores, found, version = self._restores.get(tip.key, []), list[Restore](), tip.version
             while end := bisect_right(restores, version, key=lambda restore: restore.version):
                 found.append(restores[end - 1])
                 version = min(found[-1].to, found[-1].version - 1)
-            self._passed[tip] = found
+            self._passed[tip] = found[::-1]
         return self._passed[tip]
 
     def bases(self, ours: Sequence[Place], theirs: Sequence[Place]) -> list[Place]:
@@ -171,19 +175,25 @@ class Ancestry:
                     spans.append(Span(life.key, first, newest))
         return sorted(spans)
 
-    def taken_back(self, ours: Place, theirs: Place) -> Place | None:
-        """Return the newest version of one side that a base builds on, where the other one took its merge back since.
+    def taken_back(self, ours: Place, theirs: Place) -> tuple[Place, Place] | None:
+        """Return a side, and the newest version that it has taken back, which the other side builds on by itself.
 
-        None where there is none. What that side did up to there is part of the base then, so it would count as removed
-        by the other one, in which the merge has been undone.
+        None where there is none. A base builds on that version too, by way of a merge of the first side. What was done
+        up to there is part of the base then, so it would count as removed by that side, which has only undone a merge.
         """
         for base in self.bases([ours], [theirs]):
             for side, other in ((ours, theirs), (theirs, ours)):
-                life = self._life(side)
-                version = self.reached(base).get(life, 0)
-                if version > self.reached(other).get(life, 0):
-                    return Place(side.key, version)
+                kept, by_itself = self.reached(side), self.reached(other, without=self._life(base))
+                for life, version in self.reached(base).items():
+                    if (newest := min(version, by_itself.get(life, 0))) > kept.get(life, 0):
+                        return side, Place(life.key, newest)
         return None
+
+
+def _is_passed_over(version: int, passed: Sequence[Restore]) -> bool:
+    """Return whether one of the restores, oldest first, goes back to before a version from behind it."""
+    at = bisect_right(passed, version, key=lambda one: one.version)
+    return at < len(passed) and passed[at].to < version
 
 
 def copies_of(place: Place, links: Iterable[Link]) -> list[Place]:

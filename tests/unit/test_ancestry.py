@@ -214,8 +214,20 @@ def test_it_is_told_where_one_side_took_a_merge_back_that_the_other_one_builds_o
     ancestry = Ancestry(links, [Restore("main", 4, 2), Restore("main", 5, 3)])
     for one, other in ((Place("main", 4), Place("side", 4)), (Place("side", 4), Place("main", 4))):
         assert ancestry.bases([one], [other]) == [Place("main", 3)]
-        assert ancestry.taken_back(one, other) == Place("side", 2)
+        assert ancestry.taken_back(one, other) == (Place("main", 4), Place("side", 2))
         assert ancestry.taken_back(one._replace(version=5), other._replace(version=5)) is None
+
+
+def test_it_is_told_where_the_other_side_builds_on_what_was_taken_back_through_a_third_key() -> None:
+    links = [
+        Link("side", 1, "main", 1, True, START), Link("main", 3, "side", 2, False, START),
+        Link("side", 3, "main", 3, False, START), Link("third", 1, "side", 4, True, START),
+        Link("other", 1, "main", 3, True, START),
+    ]  # fmt: skip
+    ancestry, main = Ancestry(links, [Restore("main", 4, 2)]), Place("main", 4)
+    assert ancestry.taken_back(main, Place("third", 2)) == (main, Place("side", 2))
+    assert ancestry.taken_back(Place("third", 2), main) == (main, Place("side", 2))
+    assert ancestry.taken_back(main, Place("other", 2)) is None, "it has nothing of it but by main"
 
 
 def test_what_a_version_may_have_copies_in_is_what_was_made_of_it() -> None:

@@ -98,3 +98,18 @@ def test_what_a_branch_made_itself_is_there_once_after_each_merge(moves: list[tu
             if result is not None:
                 assert len({*result}) == len(result), keys.values
                 assert {*theirs} <= {*result}, keys.values
+
+
+def test_what_was_taken_back_is_not_lost_by_way_of_a_third_key() -> None:
+    """It is part of what both build on, and was removed by one of them: which is not to be known."""
+    keys = Keys()
+    for key in ("a", "root"):
+        keys.append(key)
+    assert keys.merge("a", "root")
+    assert keys.merge("root", "a")
+    keys.restore("root", 1)
+    keys.append("a")
+    assert keys.merge("a", "root") is None
+    keys.branch("a", 0)
+    keys.append("k3")
+    assert keys.merge("k3", "root") is None

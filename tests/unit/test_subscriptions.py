@@ -136,6 +136,20 @@ async def test_they_do_without_no_longer_once_another_connection_was_opened(
     assert await _watch(events)
 
 
+async def test_a_connection_that_was_opened_while_the_attempt_was_under_way_shows_that_the_server_is_there(
+    redis: Redis, events: Subscriptions
+) -> None:
+    """The attempt was begun while nobody answered, and waits for an answer that never comes."""
+    redis.may_answer.clear()
+    redis.takes_s, redis.answer = 5.0, RedisUnavailable("timeout")
+    assert not await _watch(events, end=redis.now + 0.01)
+    redis.opened_at = redis.now + 1.0
+    redis.may_answer.set()
+    await until(lambda: events._under_way is None)
+    redis.answer = Link()
+    assert await _watch(events)
+
+
 async def test_a_process_that_was_stopped_meanwhile_does_not_do_without_for_long(
     redis: Redis, events: Subscriptions
 ) -> None:

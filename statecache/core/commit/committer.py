@@ -37,7 +37,7 @@ from statecache.commit_protocol.decision import (
     hindered,
     next_step,
 )
-from statecache.concurrency import SILENCE_S
+from statecache.concurrency import SILENCE_S, NoThread
 from statecache.core.commit.attempts import SEND_S_MIN, Attempts, never_sent
 from statecache.core.commit.batches import BatchedAttempts, attempt_s
 from statecache.core.commit.durable import HELD, PASSED
@@ -259,7 +259,7 @@ class Committer:
             ended = await self._durable.wait(commit.shard, position, commit.change_id, keys, end=commit.end, ask=ask)
         except (Forked, Quarantined, OutcomeUnknown):
             raise
-        except Exception as error:  # whatever it is, the commit was applied
+        except (StateCacheError, NoThread) as error:
             raise OutcomeUnknown(commit.change_id, keys=keys, reason=str(error)) from error
         if ended <= PASSED:
             raise Lost(keys[0], commit.change_id, position=position, epoch=position.epoch)

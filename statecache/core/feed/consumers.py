@@ -18,6 +18,7 @@ from math import inf
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from statecache import _process
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import boottime, monotonic
 from statecache.errors import LeaseLost, StateCacheError, UsageError
@@ -52,6 +53,20 @@ class Consumer:
         self.until = -inf
         self.stored = ""
         self.store_at = 0.0
+        self._pid = _process.pid
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process has it from the one that forked it, which goes on reading for it."""
+        return self._pid != _process.pid
+
+    def refuse_inherited(self) -> None:
+        """Raise UsageError in a forked child: what is given there, the parent would be given no more."""
+        if self.inherited:
+            hint = "Ask for its feed in the process that reads it."
+            raise UsageError(
+                f"the feed of the consumer {self.name!r} belongs to the process that has forked", hint=hint
+            )
 
     def lost(self) -> LeaseLost:
         """Return the error for a name that its row gives to somebody else, or to nobody; it does not tell why."""
@@ -114,7 +129,9 @@ class Consumers:
             consumer.stored, consumer.store_at = stands_at, monotonic() + STORE_S
 
     async def give_back(self, consumer: Consumer, stands_at: str | None, *, seconds: float) -> None:
-        """Store where the reader stands, and let others have the name."""
+        """Store where the reader stands, and let others have the name; a forked child has none to give."""
+        if consumer.inherited:
+            return
         self._let_go(consumer)
         await self.keep(consumer, stands_at, seconds=seconds, lease=0.0)
 

@@ -120,14 +120,16 @@ async def base_of(view: View[Any], ours: Version, theirs: Version, function: Dec
 
 def _refuse_taken_back(ancestry: Ancestry, ours: Place, theirs: Place) -> None:
     """Raise UsageError where it is not known whether what a side did is to be taken in again, or was removed."""
-    side = ancestry.taken_back(ours, theirs)
-    if side is None:
+    found = ancestry.taken_back(ours, theirs)
+    if found is None:
         return
+    side, taken = found
     other = theirs.key if side.key == ours.key else ours.key
     raise UsageError(
-        f"{other!r} has taken back a merge of {side.key!r} up to its version {side.version}, and {side.key!r} was "
-        f"merged with {other!r} before that: a merge would take what was done in {side.key!r} up to there for removed",
-        hint=f"Bring the merge back in {other!r} with redo or rollback, or write what is wanted and branch anew.",
+        f"{side.key!r} has taken back a merge of {taken.key!r} up to its version {taken.version}; {other!r} builds on "
+        f"that by itself, and was merged with {side.key!r} before: a merge would take what was done in {taken.key!r} "
+        "up to there for removed",
+        hint=f"Bring the merge back in {side.key!r} with redo or rollback, or write what is wanted and branch anew.",
     )
 
 

@@ -142,7 +142,8 @@ class Leases:
         """Ask whenever there is a reason to: the waiter was called, the lease in its way ends, or time went by."""
         end = inf if patience is None else begun + patience
         calls = self._keys.events(holding.shard, holding.request.partition(":")[0])
-        waiting, confirm_s = Waiting(key=holding.key, request=holding.request, asks_at=begun), _CONFIRM_S
+        waiting = Waiting(key=holding.key, request=holding.request, asks_at=begun)
+        confirm_s = _CONFIRM_S if patience is None else min(_CONFIRM_S, patience / 4)
         try:
             while True:
                 signal = self._redis.io.signal()
@@ -152,7 +153,7 @@ class Leases:
                     bound = now + self._timeout_s if patience is None else max(end, now + 0.01)
                     waiting.asking()
                     heard = await self._events.confirmed(calls, self._heard, end=min(bound, now + confirm_s))
-                    confirm_s = _CONFIRM_S if heard else _CONFIRM_AGAIN_S
+                    confirm_s = confirm_s if heard else _CONFIRM_AGAIN_S
                     answer = await self._requests.grant("queue", holding, end=bound)
                     if answer is None:
                         return

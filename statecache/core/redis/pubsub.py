@@ -161,13 +161,11 @@ class Subscriptions:
         """Connect, and take what is announced off the connection until it breaks."""
         try:
             await self._open(background)
-        except Unavailable:
-            self._pause(_PAUSE * (monotonic() - opening.begun))
-            return
         except StateCacheError as error:
-            if self._goes_on(background):
+            refused = not isinstance(error, Unavailable) or error.reason == "authentication"
+            if refused and self._goes_on(background):
                 _logger.warning("events are not heard, and looked for instead: %s", error)
-            self._pause(_PAUSE_S_MAX)
+            self._pause(_PAUSE_S_MAX if refused else _PAUSE * (monotonic() - opening.begun), since=opening.begun)
             return
         finally:
             opening.under_way = False
@@ -185,9 +183,13 @@ class Subscriptions:
         for channel in [*self._wanted]:
             await self._ask_for(channel, link, monotonic() + _TURN_S)
 
-    def _pause(self, seconds: float) -> None:
-        """Take note that there is no connection, and that none is to be tried for so long, at most ten seconds."""
-        self._failed_at = now = monotonic()
+    def _pause(self, seconds: float, *, since: float | None = None) -> None:
+        """Take note that there is no connection, and that none is to be tried for so long, at most ten seconds.
+
+        A connection that the client has opened `since` then, for something else, ends the pause: the server is there.
+        """
+        now = monotonic()
+        self._failed_at = now if since is None else since
         self._not_before = max(self._not_before, now + min(seconds, _PAUSE_S_MAX))
 
     def _goes_on(self, background: Background) -> bool:

@@ -19,7 +19,7 @@ class Bases:
     def base_of(self, ours: str, theirs: str) -> Place | bool | None:
         """Return the newest version that both build on; False where there are several that do not build on one another.
 
-        None where there is none, or where a merge of one side was taken back by the other one, but is part of it.
+        None where there is none, or where one side has taken back what the base builds on, and the other one by itself.
         """
         tips = [(key, len(self._past.chain(key))) for key in (ours, theirs)]
         mine, others = map(self.built_on, tips)
@@ -28,12 +28,12 @@ class Bases:
         best = [one for one in newest if not any(one in self.built_on(other) for other in newest if other != one)]
         for base in best:
             for tip, reached in ((tips[0], others), (tips[1], mine)):
-                if any(self._life(one) == self._life(tip) and one not in reached for one in self.built_on(base)):
+                if (self.built_on(base) & self.built_on(tip, without=self._life(base))) - reached:
                     return None
         return None if not best else best[0] if len(best) == 1 else False
 
-    def built_on(self, tip: Place) -> set[Place]:
-        """Return all that a version builds on, itself included.
+    def built_on(self, tip: Place, *, without: Place | None = None) -> set[Place]:
+        """Return all that a version builds on, itself included; with `without`, but for what another life leads to.
 
         What is committed later is looked at first. So of a key the newest version comes first, and says by which
         versions its value came: the merges among them count.
@@ -48,7 +48,8 @@ class Bases:
             came_by = newest.setdefault(self._life(one), self._came_by(one))
             links = [link for link in self._past.origins if (link.key, link.version) == one]
             counted = [link for link in links if link.kind == "branch" or version in came_by]
-            todo |= {(link.origin, link.origin_version) for link in counted} - found
+            origins = {(link.origin, link.origin_version) for link in counted}
+            todo |= {one for one in origins if without is None or self._life(one) != without} - found
             if version > 1 and not any(link.kind == "branch" for link in links):
                 todo |= {(key, version - 1)} - found
         return found
