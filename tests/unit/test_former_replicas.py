@@ -102,6 +102,6 @@ def test_an_old_primary_stays_one_whatever_postgres_it_was_last_open_with() -> N
 def test_what_redis_says_of_it_is_read() -> None:
     parts = ["5", "", "~b a s", "x", "", "0", "5-100", "100", "1", "2", "3", "0", *PIN, "s", "master"]
     look = look_of([*parts, "b"])
-    assert (look.former, look.lineage, look.claimed) == ("b", {"a", "s"}, {"b"})
+    assert (look.former, look.lineage, look.claimed) == ("b", frozenset("as"), frozenset("b"))
     assert look_of([*parts, ""]).former == ""
     assert CLAIM not in "0123456789abcdef"
