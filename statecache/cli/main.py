@@ -155,8 +155,7 @@ def _asked(arguments: Sequence[str]) -> CommandGiven:
     words, command = _meant(arguments)
     takes = any("--change-id" in option.opts for option in command.params)
     whole = "--group" in _options(arguments) and words != ["checkpoint"]
-    writes = any("--durability" in option.opts for option in command.params)
-    return CommandGiven(" ".join(words), takes and not whole, writes)
+    return CommandGiven(" ".join(words), takes and not whole, takes)
 
 
 def _told(error: Exception, arguments: Sequence[str], *, unexpected: bool = False) -> int:

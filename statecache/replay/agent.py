@@ -153,6 +153,7 @@ class Agent:
                 at=monotonic(), run=sent.run, index=sent.index, change_id=sent.change_id, expected=sent.expected
             )
             self._journal.write(invoke)
+            level = self._level
             try:
                 state = await self._send(sent, value)
             except _NOT_KNOWN as error:
@@ -161,7 +162,7 @@ class Agent:
                     raise
             except DurabilityRefused as error:
                 self._journal.write(Fail(at=monotonic(), change_id=sent.change_id, error=_named(error)))
-                self._fall_back(error)
+                self._fall_back(error, level)
                 continue
             except _OUTAGE as error:
                 self._journal.write(Fail(at=monotonic(), change_id=sent.change_id, error=_named(error)))
@@ -200,11 +201,13 @@ class Agent:
             )
         )
 
-    def _fall_back(self, refusal: DurabilityRefused) -> None:
-        if self._job.durability is not None or self._level == "postgres":
+    def _fall_back(self, refusal: DurabilityRefused, refused: Durability) -> None:
+        """Go on at `postgres`, unless another run has seen to that; raise what refuses that, or what was asked for."""
+        if self._job.durability is not None or refused == "postgres":
             raise refusal
-        self._level = "postgres"
-        self._journal.write(Level(at=monotonic(), level=self._level, reason=refusal.reason))
+        if self._level == refused:
+            self._level = "postgres"
+            self._journal.write(Level(at=monotonic(), level=self._level, reason=refusal.reason))
 
 
 def _named(error: BaseException) -> str:
