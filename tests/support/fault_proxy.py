@@ -35,6 +35,7 @@ from ssl import SSLContext
 from typing import Any, Literal, Self
 
 WAIT_S = 60.0
+_TURNS = 5
 
 Kind = Literal["drop_request", "cut", "drop_reply", "hold_request", "hold_reply", "half_reply", "silence", "reset"]
 
@@ -126,6 +127,8 @@ class FaultProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.wait_closed()
+        for _ in range(_TURNS):  # what was accepted at the last moment is closed in these
+            await asyncio.sleep(0)
 
     @property
     def port(self) -> int:
