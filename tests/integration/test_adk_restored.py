@@ -76,6 +76,16 @@ async def bought(service: StateCacheSessionService, key: str) -> None:
     await service.append_event(session, event("upgrade", changes=plan(key, "gold")))
 
 
+async def _cut_off(
+    service: StateCacheSessionService, session: Any, appended: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Append an event whose process dies as soon as it is committed, before what it changes elsewhere is resolved."""
+    with monkeypatch.context() as patched:
+        killing(patched, COMMIT, after=True)
+        with pytest.raises(Killed):
+            await service.append_event(session, appended)
+
+
 @pytest.mark.parametrize("key", BOTH)
 async def test_what_was_undone_stays_undone_and_can_be_undone_further_and_redone(
     service: StateCacheSessionService, other: StateCacheSessionService, cache: AsyncStateCache, key: str
@@ -136,10 +146,7 @@ async def test_what_a_crash_left_in_doubt_takes_effect_though_the_state_was_edit
     monkeypatch: pytest.MonkeyPatch, key: str, edits: int,
 ) -> None:  # fmt: skip
     session = await service.create_session(**ID, state=plan(key, "basic"))
-    with monkeypatch.context() as patched:
-        killing(patched, COMMIT, after=True)
-        with pytest.raises(Killed):
-            await service.append_event(session, event("upgrade", changes=plan(key, "gold")))
+    await _cut_off(service, session, event("upgrade", changes=plan(key, "gold")), monkeypatch)
     for number in range(edits):
 
         def edited(data: Any, added: int = number) -> Any:
@@ -159,10 +166,7 @@ async def test_what_is_in_doubt_outlasts_an_undo_of_what_came_after_it(
     """Nobody has resolved it since it was prepared; others of the same user were, before and after it."""
     await bought(service, USER)
     session, another = await loaded(service), await other.create_session(**WHOSE, session_id="43")
-    with monkeypatch.context() as patched:
-        killing(patched, COMMIT, after=True)
-        with pytest.raises(Killed):
-            await service.append_event(session, event("upgrade", changes={"user:n": 1}))
+    await _cut_off(service, session, event("upgrade", changes={"user:n": 1}), monkeypatch)
     there = await current(cache, USER)
     await cache.update(USER, lambda data: data | {"state": {"edited": True}})
     await cache.undo(USER)
@@ -202,10 +206,7 @@ async def test_what_was_undone_before_it_was_resolved_is_decided_once_it_is_redo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     session = await service.create_session(**ID, state=plan(USER, "basic"))
-    with monkeypatch.context() as patched:
-        killing(patched, COMMIT, after=True)
-        with pytest.raises(Killed):
-            await service.append_event(session, event("upgrade", changes=plan(USER, "gold")))
+    await _cut_off(service, session, event("upgrade", changes=plan(USER, "gold")), monkeypatch)
     await cache.undo(USER)
     assert await other.get_user_state(**WHOSE) == {"plan": "basic"}
     await cache.redo(USER)
@@ -220,10 +221,7 @@ async def test_a_state_that_was_deleted_begins_anew_and_comes_back_as_it_was(
     await bought(service, key)
     await cache.delete(key)
     session = await loaded(service)
-    with monkeypatch.context() as patched:
-        killing(patched, COMMIT, after=True)
-        with pytest.raises(Killed):
-            await service.append_event(session, event("again", changes=plan(key, "silver")))
+    await _cut_off(service, session, event("again", changes=plan(key, "silver")), monkeypatch)
     state = await current(cache, key)
     assert [one["over"] for one in state.value["prepared"].values()] == [state.parent_change_id]
     assert await seen(other, key) == "silver"
@@ -253,10 +251,7 @@ async def test_what_an_earlier_release_prepared_takes_effect_and_it_reads_what_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     session = await service.create_session(**ID, state=plan(USER, "basic"))
-    with monkeypatch.context() as patched:
-        killing(patched, COMMIT, after=True)
-        with pytest.raises(Killed):
-            await service.append_event(session, event("upgrade", changes=plan(USER, "gold")))
+    await _cut_off(service, session, event("upgrade", changes=plan(USER, "gold")), monkeypatch)
 
     def earlier(data: Any) -> Any:
         (revision, one), *none = data["prepared"].items()
