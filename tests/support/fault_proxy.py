@@ -121,13 +121,20 @@ class FaultProxy:
 
     async def __aexit__(self, *exc_info: object) -> None:
         if self._server is not None:
+            await self._accept_no_more(self._server)
             self._server.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.wait_closed()
-        for _ in range(_TURNS):  # what was accepted at the last moment is closed in these
+
+    async def _accept_no_more(self, server: asyncio.Server) -> None:
+        """Accept nothing more, and let what was accepted become connections: else asyncio leaves a socket open."""
+        loop = asyncio.get_running_loop()
+        for listening in server.sockets:
+            loop.remove_reader(listening.fileno())
+        for _ in range(_TURNS):
             await asyncio.sleep(0)
 
     @property

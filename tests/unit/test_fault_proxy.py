@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
+import warnings
 from collections.abc import AsyncIterator
 
 import pytest
@@ -231,3 +234,23 @@ async def test_a_connection_that_is_cut_as_it_is_accepted_ends(echo: tuple[Echo,
         caller = Caller(*await asyncio.open_connection("127.0.0.1", proxy.port))
         assert await caller.line() == b""
         caller.close()
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_what_is_accepted_at_the_end_is_closed(turns: int) -> None:
+    """Else it is left to garbage, and told of in a test that has nothing to do with it."""
+    proxy = FaultProxy("127.0.0.1", 1)
+    async with proxy:
+        clients = [socket.socket() for _ in range(5)]
+        for client in clients:
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", proxy.port))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    for client in clients:
+        client.close()
+    del proxy
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert [str(one.message) for one in told] == []
