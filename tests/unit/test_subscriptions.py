@@ -208,13 +208,18 @@ async def test_a_caller_that_is_cancelled_takes_nothing_from_the_others(redis: R
     assert redis.attempts == 1
 
 
+@pytest.mark.parametrize(
+    "error",
+    [ConfigurationError("this Redis is another deployment's"), RedisUnavailable("authentication")],
+    ids=["configuration", "password"],
+)
 async def test_after_a_refusal_callers_do_without_for_ten_seconds(
-    redis: Redis, events: Subscriptions, caplog: pytest.LogCaptureFixture
+    redis: Redis, events: Subscriptions, caplog: pytest.LogCaptureFixture, error: StateCacheError
 ) -> None:
     """What else they need of the server, if anything, tells them why."""
-    redis.answer = ConfigurationError("this Redis is another deployment's")
+    redis.answer = error
     assert [await _watch(events) for _ in range(3)] == [False] * 3
-    assert (redis.attempts, caplog.text.count("another deployment's")) == (1, 1)
+    assert (redis.attempts, caplog.text.count("events are not heard")) == (1, 1)
     redis.now += 10.1
     redis.answer = Link()
     assert await _watch(events)
