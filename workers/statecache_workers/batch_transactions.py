@@ -6,7 +6,8 @@ Where it refuses to have that parked, or for a reason that blames neither the da
 page or an error of a trigger's own, each shard's slice gets a transaction of its own. A shard that is refused while
 others are taken is suspected from then on, and written by itself: half of what was refused, twice what was taken, as
 far as the one entry that stands in its way. Then it is set apart with an alarm that names that entry, and tried again
-with the next renewal of the leases. Where all are refused, that is an outage like others.
+with the next renewal of the leases. Where all are refused, that is an outage like others. So it goes too where somebody
+else's transaction holds a row, which is waited for just once as long as any lock may take.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 _KEYS_SHOWN = 3
 _PAUSE = 10
 """After how many times as long as an attempt took a shard is tried again that was set apart."""
+_HELD = "55P03"
+"""Why Postgres refuses what waits for a lock for too long, as for a row that an idle transaction holds."""
+_HELD_WAIT_S = 0.2
+"""How long a lock is waited for where it was waited for in vain: others wait for that shard to have its turn."""
 Written = list[tuple[Slice, WriteResult]]
 """The slices that were committed, each as far as it was, and what became of them."""
 
@@ -74,6 +79,8 @@ class Batches:
         self._piece, self._placed_last = PieceSize(), -1
         """How large the pieces are where Postgres refuses some of a batch, and of which shard one was written last."""
         self._suspects: dict[int, _Suspect] = {}
+        self._held: set[int] = set()
+        """Shards for whose rows was waited in vain."""
 
     async def write(self, database: Database, slices: Sequence[Slice], server: str) -> Written:
         """Commit a batch, and return what was committed of it; of a slice that was cut short the rest comes later."""
@@ -81,15 +88,20 @@ class Batches:
         others = [one for one in slices if one.shard not in self._suspects]
         done: Written = []
         try:
-            done += await self._write(database, others, server) if others else []
-        except PostgresUnavailable as error:
-            if _is_outage(error, database):
-                raise
-            done += await self._write_each(database, others, server)
-        for one in suspected:
-            if self._monotonic() < self._suspects[one.shard].not_before:
-                self._set_apart(one)
-        return done + await self._write_each(database, suspected, server)
+            try:
+                done += await self._write(database, others, server) if others else []
+            except PostgresUnavailable as error:
+                if _is_outage(error, database):
+                    raise
+                if error.reason == _HELD:
+                    self._held |= {one.shard for one in others}
+                done += await self._write_each(database, others, server)
+            for one in suspected:
+                if self._monotonic() < self._suspects[one.shard].not_before:
+                    self._set_apart(one)
+            return done + await self._write_each(database, suspected, server)
+        finally:
+            self._held &= self._suspects.keys()
 
     @property
     def refused(self) -> dict[int, str]:
@@ -184,7 +196,7 @@ class Batches:
         asked = sorted(missing)
         tips |= dict.fromkeys(asked, NOTHING)
         calls = [Call("flush_tips", {"keys": texts(asked)})] if asked else []
-        async with database.transaction(of_data=True) as transaction:
+        async with database.transaction(of_data=True, lock_s=self._lock_s(slices)) as transaction:
             rows, *found = await transaction.run(self._lock(slices), *calls)
             tips |= {key: Tip(*tip) for one in found for key, *tip in one}
             good = self._still_ours(slices, rows, server)
@@ -213,7 +225,7 @@ class Batches:
         over = self._monotonic() + self._settings.lease_renew_s
         done: Written = []
         try:
-            async with database.transaction(of_data=True) as transaction:
+            async with database.transaction(of_data=True, lock_s=self._lock_s(slices)) as transaction:
                 (rows,) = await transaction.run(self._lock(slices))
                 good = self._still_ours(slices, rows, server)
                 if not good:
@@ -249,6 +261,10 @@ class Batches:
                 tell_parked(one.shard, outcome.parked)
                 if one.cut == "gap":
                     tell_gap(one)
+
+    def _lock_s(self, slices: Sequence[Slice]) -> float | None:
+        """Return how many seconds a lock is waited for, if not for as long as any may take."""
+        return _HELD_WAIT_S if self._held.issuperset(one.shard for one in slices) else None
 
     def _lock(self, slices: Sequence[Slice]) -> Call:
         return Call("flush_lock", {"shards": integers(sorted(one.shard for one in slices)), "owner": self._owner})

@@ -23,7 +23,7 @@ from psycopg.pq import TransactionStatus
 
 from statecache.concurrency import TASKS
 from statecache.concurrency.bounding import TaskTimeout
-from statecache.core.postgres.connection import BEGIN, Warnings, connect, doubt_of, limits
+from statecache.core.postgres.connection import BEGIN, Warnings, connect, doubt_of, limits, milliseconds
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.settings import masked
 from statecache.sql import statement
@@ -62,9 +62,9 @@ class Call(NamedTuple):
 class Transaction:
     """One READ COMMITTED transaction, or one of a snapshot; what was not committed when it is left is rolled back."""
 
-    def __init__(self, database: Database, begin: str) -> None:
+    def __init__(self, database: Database, begin: str, bounds: Mapping[str, str]) -> None:
         self._database = database
-        self._begin = begin
+        self._begin, self._bounds = begin, bounds
         self._begun = False
 
     async def run(self, *calls: Call | Control) -> list[list[tuple[Any, ...]]]:
@@ -73,7 +73,7 @@ class Transaction:
         if self._begun:
             return await self._database.exchange(texts)
         self._begun = True
-        return await self._database.begin(self._begin, texts)
+        return await self._database.begin(self._begin, self._bounds, texts)
 
     async def commit(self, *calls: Call | Control) -> None:
         """Run the last statements and commit, in one round trip.
@@ -124,25 +124,30 @@ class Database:
         return statement(name, self._settings.postgres_schema)
 
     @contextlib.asynccontextmanager
-    async def transaction(self, *, snapshot: bool = False, of_data: bool = False) -> AsyncIterator[Transaction]:
+    async def transaction(
+        self, *, snapshot: bool = False, of_data: bool = False, lock_s: float | None = None
+    ) -> AsyncIterator[Transaction]:
         """Open a transaction, which begins with the first statement run in it, and roll back what was not committed.
 
         With `snapshot` it only reads, and all of it of one moment. With `of_data` it raises Poison where Postgres
         refuses the data; of what is the worker's own that is an outage like others: a trigger may freeze the tables.
+        With `lock_s` it waits no longer than that for a lock. Of one that only reads each step is bounded, not the
+        whole: it holds up nobody, however many pages there are.
         """
         self._of_data = of_data
-        transaction = Transaction(self, SNAPSHOT if snapshot else BEGIN)
+        bounds = limits(self._settings.timeout_s) | ({"transaction": "0"} if snapshot else {})
+        if lock_s is not None:
+            bounds["lock"] = milliseconds(lock_s)
+        transaction = Transaction(self, SNAPSHOT if snapshot else BEGIN, bounds)
         try:
             yield transaction
         finally:  # cancelled or failed, nothing of it may stay open
             await self._roll_back()
 
-    async def begin(self, begin: str, statements: list[tuple[str, Any]]) -> list[list[tuple[Any, ...]]]:
-        """Begin a transaction, bounded, and run its first statements in the same round trip.
-
-        Of one that only reads each step is bounded, not the whole: it holds up nobody, however many pages there are.
-        """
-        bounds = limits(self._settings.timeout_s) | ({"transaction": "0"} if begin == SNAPSHOT else {})
+    async def begin(
+        self, begin: str, bounds: Mapping[str, str], statements: list[tuple[str, Any]]
+    ) -> list[list[tuple[Any, ...]]]:
+        """Begin a transaction, bounded, and run its first statements in the same round trip."""
         opening = [(begin, None), (self.text("local_limits"), bounds)]
         if self._pid != self._told_pid:  # a pooler's: nobody knows yet which session it takes
             self._pid = None
