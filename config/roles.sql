@@ -88,6 +88,10 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
     FROM pg_proc p
     WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('set_history', 'erase_history', 'detach_branch', 'index_vectors', 'nearest_keys', 'vector_tables')
     UNION ALL
+    SELECT format('GRANT EXECUTE ON FUNCTION %s TO statecache_inspector', p.oid::regprocedure)
+    FROM pg_proc p
+    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname = 'vector_tables'
+    UNION ALL
     SELECT format('GRANT INSERT ON %I.lost TO statecache_worker', :'schema')
     WHERE to_regclass(format('%I.lost', :'schema')) IS NOT NULL
     \gexec

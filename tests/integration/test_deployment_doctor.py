@@ -87,14 +87,19 @@ async def test_who_looks_needs_the_users_that_the_page_says(
         await client.set("looks/1", {"a": 1})
     reads = deployment.settings_of("inspector", shards=SHARDS)
     asks_redis = ["status", "top --once", "ls looks/", "get looks/1", "export looks/", "log looks/1"]
-    asks_postgres = ["tail looks/ --once", "schemas", "lost", "quarantine list", "verify"]
+    asks_postgres = ["tail looks/ --once", "schemas", "lost", "quarantine list", "verify", "vectors list"]
     by_agent, by_worker = (
         reads.model_copy(update={"redis_url": deployment.redis.url_of(user)}) for user in ("agent", "worker")
     )
+    deployment.sql("REVOKE ALL ON FUNCTION vector_tables() FROM statecache_inspector")  # as where roles came last
+    deployment.run("grants")
+    index = "(namespace, member, dims, relation, ready) VALUES ('notes', 'vectors', 1, 'not_made', true)"
+    deployment.sql(f"INSERT INTO vector_index {index}")
     for settings, commands in ((by_agent, asks_redis), (by_worker, ["locks"]), (reads, asks_postgres)):
         cli = CommandLine(settings, monkeypatch, capsys)
         for command in commands:
             ended = await cli.beside(*command.split())
             assert (ended.status in (0, 1), "lack" in ended.err) == (True, False), (command, ended)
+    deployment.sql("DELETE FROM vector_index")
     told = await CommandLine(reads, monkeypatch, capsys).beside("status")
     assert (told.status, "NOPERM" in told.err) == (3, True)
