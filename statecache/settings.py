@@ -158,7 +158,7 @@ class Settings(BaseSettings):
         "while a failover waits for a Postgres that is down",
     )
 
-    timeout_s: float = Field(10.0, gt=0, description="of a verb")
+    timeout_s: float = Field(10.0, gt=0, le=10**9, description="of a verb")
     connect_timeout_s: float = Field(5.0, gt=0, description="of opening a connection")
     redis_connections_max: int = Field(16, ge=1, description="of one client; transactions hold at most half of them")
     postgres_connections_max: int = Field(8, ge=1, description="of one client")

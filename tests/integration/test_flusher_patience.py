@@ -18,6 +18,7 @@ from statecache_workers import runner
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
+from tests.fixtures.servers import MakeSettings, plain_client
 from tests.support.fault_proxy import FaultProxy
 from tests.support.polling import pause
 from tests.support.unwritable_redis import configured
@@ -217,3 +218,14 @@ async def test_what_redis_does_not_let_out_at_once_is_read_in_parts(
         await flush_through(worker)
     assert flushed(psql) == {agents.keys.shard(key): 1 for key in others} | {agents.keys.shard(large): 20}
     assert {line["reason"] for line in log.of("batch_too_large")} == {"connection"}
+
+
+async def test_a_time_that_postgres_cannot_count_is_as_long_as_it_can(
+    make_settings: MakeSettings, make_worker: MakeWorker
+) -> None:
+    settings = make_settings(timeout_s=3e6)  # in milliseconds, as somebody believed
+    worker = make_worker(settings)
+    with plain_client(settings.redis_url) as raw:
+        Agents(settings, worker.keys, raw).commit("runs/1")
+        await flush(worker)
+    assert worker.flusher.counters.changes == 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from statecache.core.postgres.connection import milliseconds
 from statecache.lua import script
 from statecache.sql import statement
 
@@ -42,7 +43,7 @@ class Calls:
 
     async def fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
         """Read the rows of a named statement."""
-        limit = (f"{max(1, round(self._seconds * 1000))}ms",)
+        limit = (milliseconds(self._seconds),)
         text = statement(name, self._schema)
         async with self._link.io.timeout(self._seconds + _GRACE_S, self._connection), self._connection.transaction():
             await self._connection.execute(_LIMITS, limit)

@@ -49,6 +49,7 @@ SILENCE_S = KEEPALIVES_IDLE_S + KEEPALIVES_INTERVAL_S * KEEPALIVES_COUNT
 """How long the other machine may be silent, without even acknowledging what was sent, in seconds."""
 STATEMENTS_MAX = 6
 """How many times as long as one statement a transaction may take."""
+_MILLISECONDS_MAX = 2**31 - 1
 _NO_ENTRY = ("authentication", "no password supplied", "pg_hba.conf")
 _CLOSED = ("is not permitted to log in", "permission denied for database")
 """What Postgres says to a role that it knows, and that may not come in."""
@@ -173,8 +174,8 @@ def limits(seconds: float) -> dict[str, str]:
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a time in seconds as text that Postgres reads, in milliseconds."""
-    return f"{max(1, round(seconds * 1000))}ms"
+    """Return a time in seconds as text that Postgres reads, in milliseconds: at most as many as it can count."""
+    return f"{max(1, round(min(seconds * 1000, _MILLISECONDS_MAX)))}ms"
 
 
 class Warnings:
