@@ -11,9 +11,10 @@ import psycopg
 import pytest
 
 from statecache import Settings
-from statecache_workers.runner import LEFT, Runner
+from statecache_workers.runner import DRAINED, LEFT, Runner
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, Log
+from tests.fixtures.servers import SHARDS, MakeSettings
 from tests.support.failed_over import until
 from tests.support.fault_proxy import FaultProxy
 
@@ -62,6 +63,42 @@ async def test_what_is_left_is_unknown_where_redis_has_not_answered_since(
     agents.commit(agents.key_on(0))
     told.runner.signalled()
     assert (await told.stopped())["left"] is None
+
+
+async def test_what_is_left_is_unknown_to_a_worker_that_never_came_to_serve(
+    settings: Settings, agents: Agents, postgres_proxy: FaultProxy, log: Log
+) -> None:
+    postgres_proxy.refusing = True
+    agents.commit(agents.key_on(0))
+    runner = Runner(through(settings, postgres=postgres_proxy))
+    task = asyncio.create_task(runner.run())
+    await until(lambda: bool(log.of("outage")))
+    runner.signalled()
+    assert await task == LEFT
+    (told,) = log.of("stopped")
+    assert told["left"] is None
+
+
+async def test_a_worker_whose_shards_all_went_unserved_leaves_what_is_unknown(told: Told) -> None:
+    worker = told.runner.worker
+    worker.taking = False
+    await worker.leave()
+    worker.holdings.clear()
+    worker.refresh()
+    await until(lambda: worker.share.unowned == SHARDS)
+    told.runner.signalled()
+    assert (await told.stopped())["left"] is None
+
+
+async def test_nothing_is_left_by_a_worker_that_has_no_shards_beside_one_that_has_all(
+    make_settings: MakeSettings, agents: Agents, log: Log
+) -> None:
+    settings = make_settings(shards=1)
+    async with _told(settings, log), _told(settings, log) as spare:
+        assert not spare.runner.worker.holdings
+        spare.runner.signalled()
+        assert await spare.task == DRAINED
+        assert [line["left"] for line in log.of("stopped")] == [0]
 
 
 async def test_what_is_left_is_counted_where_redis_falls_silent_later(

@@ -257,7 +257,7 @@ class Runner:
         """Flush what stands in the streams now, and return how much is left in the end; None where unknown."""
         worker = self.worker
         if not (worker.holdings or worker.primary.left or worker.primary.told):
-            return 0
+            return 0 if worker.is_spare else None
         draining = asyncio.create_task(self._drain(), name="draining")
         try:
             await self._in_time(draining)

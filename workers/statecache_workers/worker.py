@@ -89,6 +89,11 @@ class Worker:
         self._flushed, self._next_report = (0, 0), monotonic() + REPORT_S
         self._database: Database | None = None
 
+    @property
+    def is_spare(self) -> bool:
+        """Whether it has no shards because others have all of them, as far as it knows."""
+        return self._joined and not self.holdings and self.share.unowned == 0
+
     def refresh(self) -> None:
         """Make the next turn read the shards' rows again, and come soon."""
         self._next_tend = self._monotonic()
