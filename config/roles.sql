@@ -78,8 +78,13 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
     -- Agents write nothing, but in the ways that are safe: they raise epochs, say what was lost with one, record policies,
     -- and keep how far they have come as named readers of changes. What is kept of a namespace's history they may declare
     -- where nothing is recorded of it; where operators alone shall decide, revoke declare_history() from them behind this.
+    -- What a restore without its rights left to everybody is taken back first; what computes and reads nothing is everybody's.
+    SELECT format('REVOKE ALL ON FUNCTION %s FROM PUBLIC, statecache_worker, statecache_agent, statecache_inspector', p.oid::regprocedure)
+    FROM pg_proc p
+    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.prokind = 'f' AND p.provolatile <> 'i'
+          AND p.proname <> 'enforced_locks'
+    \gexec
     GRANT EXECUTE ON FUNCTION :"schema".begin_epoch TO statecache_agent, statecache_worker;
-    REVOKE ALL ON FUNCTION :"schema".begin_epoch FROM statecache_inspector;
     SELECT format('GRANT EXECUTE ON FUNCTION %s TO statecache_agent, statecache_worker', p.oid::regprocedure)
     FROM pg_proc p
     WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('report_lost', 'set_locking', 'take_consumer', 'keep_consumer', 'declare_history', 'nearest_keys', 'vector_tables')
@@ -90,7 +95,7 @@ SELECT to_regclass(format('%I.shard', :'schema')) IS NOT NULL AS migrated
     UNION ALL
     SELECT format('GRANT EXECUTE ON FUNCTION %s TO statecache_inspector', p.oid::regprocedure)
     FROM pg_proc p
-    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname = 'vector_tables'
+    WHERE p.pronamespace = to_regnamespace(quote_ident(:'schema')) AND p.proname IN ('nearest_keys', 'vector_tables')
     UNION ALL
     SELECT format('GRANT INSERT ON %I.lost TO statecache_worker', :'schema')
     WHERE to_regclass(format('%I.lost', :'schema')) IS NOT NULL

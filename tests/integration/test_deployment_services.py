@@ -126,6 +126,27 @@ def _rights(deployment: Deployment) -> set[tuple[str, str, str]]:
     return whole | single
 
 
+def _may_run(deployment: Deployment) -> list[tuple[str, str]]:
+    """Return which functions each role may run, or everybody."""
+    return deployment.sql(
+        "SELECT p.proname::text, coalesce(nullif(a.grantee, 0)::regrole::text, 'public') FROM pg_proc p,"
+        " aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a"
+        " WHERE p.pronamespace = 'statecache'::regnamespace ORDER BY 1, 2"
+    )
+
+
+def test_functions_that_everybody_may_run_after_a_restore_without_rights_are_taken_back(deployment: Deployment) -> None:
+    before = _may_run(deployment)
+    deployment.sql("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA statecache TO PUBLIC, statecache_inspector")
+    assert _may_run(deployment) != before
+    deployment.run("grants")
+    everybodys = {name for name, role in before if role == "public"}
+    assert [one for one in _may_run(deployment) if one[0] not in everybodys] == [
+        one for one in before if one[0] not in everybodys
+    ]
+    assert everybodys == {"enforced_locks", "floats_of", "json_or_null", "vectors_of"}  # they only compute, or read
+
+
 def test_only_workers_write_and_only_what_they_must(deployment: Deployment) -> None:
     assert _rights(deployment) == {("worker", *right) for right in WORKER_MAY}
     of_both = ("begin_epoch", "report_lost", "set_locking", "take_consumer", "keep_consumer", "declare_history")
