@@ -107,6 +107,12 @@ async def _shard_bricked(world: World) -> None:
     assert world.agents.ask(world.agents.key_on(2))[1] == b"FOREIGN"
 
 
+async def _shard_bricked_by_a_deleted_entry(world: World) -> None:
+    stray = world.raw.xadd(world.keys.changes(2), {"not": "ours"})
+    world.raw.xdel(world.keys.changes(2), stray)
+    assert world.agents.ask(world.agents.key_on(2))[1] == b"FOREIGN"
+
+
 async def _worker_hindered(world: World) -> None:
     async def refused(*_: Any) -> Any:
         raise RedisUnavailable("refused", detail="NOPERM this user may not run evalsha")
@@ -183,6 +189,9 @@ CONDITIONS: dict[str, tuple[Callable[[World], Any], tuple[str, ...]]] = {
     "Redis lacks replicas": (_replicas_away, ("refuses every commit and every lock (NOREPLICAS)", "CONFIG SET")),
     "a gate is closed": (_gate_closed, ("the gate of shard 1 is closed", "`statecache epoch adopt all`, which says")),
     "a shard takes no commits": (_shard_bricked, ("shard 2 takes no commits", "which no commit has written")),
+    "a shard takes no commits, and nothing shows why": (
+        _shard_bricked_by_a_deleted_entry, ("shard 2 takes no commits", "which no commit has written"),
+    ),
     "a worker cannot flush": (_worker_hindered, ("cannot serve: Redis is unavailable", "NOPERM", "remove the cause")),
     "Postgres has no room": (_postgres_refuses, ("cannot serve: Postgres is unavailable (53100)", "remove the cause")),
     "a batch takes too long": (_batch_too_large, ("cannot serve: Postgres is unavailable (57014)", "remove the cause")),

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings
-from statecache.core.postgres.connection import BEGIN, SILENCE_S
+from statecache.core.postgres.connection import BEGIN, SILENCE_S, limits
 from statecache.errors import PostgresUnavailable
 from statecache.settings import masked
 from statecache_workers.database import Call
@@ -105,7 +105,7 @@ async def test_a_transaction_that_is_slow_to_begin_is_waited_for(
     _, database = await worker.connect()
     if pooled:
         database._told_pid, database._pid = 1, 2**31 - 1
-    assert await database.begin(BEGIN, [("SELECT 1 FROM pg_sleep(1)", None)]) == [[(1,)]]
+    assert await database.begin(BEGIN, limits(30), [("SELECT 1 FROM pg_sleep(1)", None)]) == [[(1,)]]
 
 
 async def test_the_next_owner_ends_the_session_of_a_lapsed_lease(

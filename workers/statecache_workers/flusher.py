@@ -33,7 +33,7 @@ from statecache_workers.batch_transactions import Batches
 from statecache_workers.batch_writing import WriteResult, mark_of
 from statecache_workers.counters import Counters
 from statecache_workers.database import Database
-from statecache_workers.foreign_entries import find_foreign_entries
+from statecache_workers.foreign_entries import StreamEnds, find_foreign_entries
 from statecache_workers.kept_histories import KeptHistories
 from statecache_workers.logs import alarm, warn
 from statecache_workers.owned_shards import (
@@ -109,6 +109,7 @@ class Flusher:
         self._repair = Repair(settings, keys, self.streams)
         self.size = BatchSize(settings.flush_batch_max, settings.flush_bytes_max, timeout_s=settings.timeout_s)
         self._lookout = Lookout(settings, self.streams, self.size, self.values)
+        self._ends = StreamEnds(self.streams, keys, monotonic=monotonic)
 
     async def look(self, link: Link, holdings: dict[int, Holding], woken: Sequence[int] = ()) -> Heads:
         """Return the heads of the shards, as they were before the entries that the next cycle writes were read."""
@@ -139,6 +140,7 @@ class Flusher:
         slices = [one for one in slices if one.end.n > one.start.n]
         if slices:
             await self._flush(link, database, holdings, slices, heads, progress, more=more)
+        progress.foreign_entries += await self._ends.beyond(link, holdings, heads)
         return progress
 
     async def _read(self, link: Link, wanted: Sequence[Wanted]) -> list[Slice]:
@@ -186,7 +188,7 @@ class Flusher:
                 one.end, progress.waiting = one.start, True
             return
         elif one.cut == "foreign" or (
-            one.cut == "beyond" and await find_foreign_entries(link, self.streams, self._keys, one.shard, most=1)
+            one.cut == "beyond" and (await find_foreign_entries(link, self.streams, self._keys, one.shard, most=1)).last
         ):
             progress.foreign_entries.append(one.shard)
 

@@ -150,7 +150,10 @@ class Sampler:
         return found
 
     async def foreign_entries(self) -> dict[int, str]:
-        """Return, for each shard whose stream goes on beyond what its meta knows, the id of the first such entry."""
+        """Return, for each shard whose stream goes on beyond what its meta knows, the id of the first such entry.
+
+        Where that was taken out again, it is the id with which the stream still ends.
+        """
         end = monotonic() + self._patience_s
         link = await self._linked()
         asked = [([self.keys.meta(shard), self.keys.changes(shard)], [1, 1]) for shard in range(self.keys.shards)]
@@ -158,9 +161,9 @@ class Sampler:
         commands = [("EVAL", text, len(names), *names, *arguments) for names, arguments in asked]
         replies = await link.run(commands, seconds=max(end - monotonic(), 0.001))
         return {
-            shard: reply[0][0].decode("utf-8", "replace")
+            shard: reply[1].decode("utf-8", "replace")
             for shard, reply in enumerate(replies)
-            if isinstance(reply, list) and reply
+            if isinstance(reply, list) and reply[1]
         }
 
     async def _ask_redis(self) -> FromRedis:

@@ -347,7 +347,7 @@ else
   added = pcall(unpack(entry))
 end
 if type(added) == 'table' and added.err then
-  local foreign = string.find(added.err, 'WRONGTYPE') or string.find(added.err, 'XADD')
+  local foreign = find(added.err, 'WRONGTYPE') or find(added.err, 'XADD') or find(added.err, 'last possible ID')
   return foreign and { nonce, 'FOREIGN', changes, added.err } or added
 end
 
