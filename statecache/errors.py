@@ -208,7 +208,7 @@ class Lost(StateCacheError):
     def __init__(self, key: str, change_id: str, *, position: Position | None, epoch: int) -> None:
         how = f"epoch {epoch} began without its position {position}, it went with the Redis that acknowledged it"
         if position is None or position.epoch >= epoch:
-            how = f"Postgres went past its position {position}, without all of it, for its entry had left the stream"
+            how = f"Postgres went past its position {position}, without all of it: its entry was not in the stream"
         super().__init__(key=key, change_id=change_id, position=position, epoch=epoch, how=how)
 
 

@@ -286,8 +286,8 @@ class LostCommit(msgspec.Struct, frozen=True, kw_only=True):
     """A commit that was acknowledged to this client and lost, with its Redis or with its entry in the stream.
 
     `key` is the first one that it wrote. The epoch `ended_by` of its shard began without `position`; later writes may
-    have reused its versions. Where that is the position's own epoch, Postgres went past it without all of the commit,
-    for its entry had left the stream. `kept` says that the commit is not gone altogether: it stands in `conflict` or in
+    have reused its versions. Where that is the position's own epoch, Postgres went past it without all of the commit:
+    its entry was not in the stream. `kept` says that the commit is not gone altogether: it stands in `conflict` or in
     quarantine, because a worker still reached that Redis, or it has come back.
     """
 

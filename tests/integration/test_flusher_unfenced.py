@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, Settings, Unavailable
+from statecache import AsyncStateCache, Forked, Settings, Unavailable
 from statecache.cli.epochs import adopt
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
@@ -95,6 +95,24 @@ async def test_a_redis_that_came_back_shorter_and_was_written_to_since_is_an_ope
     await flush(worker)
     assert (after.version, after.position and after.position.n) == (2, 9)
     assert rows(psql, "SELECT change_id FROM change WHERE n = 9") == [(after.change_id,)]
+
+
+async def test_what_an_operator_has_set_aside_is_forked_to_its_writer_wherever_it_stood(
+    settings: Settings, keys: KeySpace, agent: AsyncStateCache, worker: Worker, redis_raw: Any, log: Log
+) -> None:
+    """At positions that Postgres holds otherwise, and beyond them."""
+    await shortened(agent, worker, redis_raw, keys)
+    branch = [await agent.set(f"{GROUP}/{number}", "branch") for number in (0, 4, 7, 8)]
+    await turn_until(worker, log, "gate_closed")
+    await adopt(settings, [0], by="a person", given_up=["off"])
+    worker.refresh()
+    await flush(worker)
+    outcomes = [await agent.outcome(one.change_id, one.key) for one in branch]
+    assert [(one.verdict, one.position) for one in outcomes] == [("forked", one.position) for one in branch]
+    told = sorted(await agent.lost(), key=lambda one: one.position)
+    assert [(one.change_id, one.kept) for one in told] == [(one.change_id, True) for one in branch]
+    with pytest.raises(Forked):
+        await agent.set(branch[0].key, "branch", change_id=branch[0].change_id)
 
 
 @pytest.mark.parametrize("settings", ["off", "on"], indirect=True)

@@ -362,7 +362,7 @@ def _is_passed(rows: Sequence[Recorded], position: Position) -> bool:
 
 
 def _refuse_lost(rows: Sequence[Recorded], change_id: str, keys: Sequence[str], position: Position | None) -> None:
-    """Raise Lost for a commit that Postgres has passed without holding it whole.
+    """Raise Lost for a commit that Postgres has passed without holding it whole, Forked if what stood there is kept.
 
     Of one that it holds whole, and that wrote only some of these keys, it raises ChangeIdReused.
     """
@@ -372,7 +372,10 @@ def _refuse_lost(rows: Sequence[Recorded], change_id: str, keys: Sequence[str], 
     known = next((whole[key] for key in keys if key in whole), None)
     if part is None and known is not None:
         raise ChangeIdReused(known.key, change_id, version=known.version)
-    if part is not None or (position is not None and _is_passed(rows, position)):
+    passed = position is not None and _is_passed(rows, position)
+    if part is None and passed and position in _branch(rows):
+        raise Forked(keys[0], change_id)
+    if part is not None or passed:
         place = part or position or NOWHERE
         raise Lost(keys[0], change_id, position=place, epoch=place.epoch)
 

@@ -9,7 +9,8 @@ will be the lineage.
                conflict      forked, if not applied again     nowhere        not applied, and never will be:
                quarantine    quarantined                                     once no attempt can be executed any more;
                                                                              lost, if its position is known and died
-    lost, too, is what Postgres has passed in its lineage and does not hold whole, wherever Redis still remembers it;
+    lost, too, is what Postgres has passed in its lineage and does not hold whole, wherever Redis still remembers it,
+    and forked what stood where it was passed in a branch that is kept;
     what is nowhere is unknown as long as Postgres holds less than Redis remembers to be flushed: it went back
 
 Whether an attempt may still be executed knows only the client that sent it (see `unknown_outcomes`); to others what is
@@ -189,17 +190,18 @@ def _judged(
         raise ConfigurationError(f"Postgres knows no shard of {key!r}", hint="Run `statecache migrate`.")
     if told.epoch is None or told.epoch != mine["shard"][4]:
         return None
-    if (passed := _passed(position, told, mine, rows)) is not None:
-        reason = f"Postgres went past its position {passed}, without all of it, for its entry had left the stream"
+    kept = Position(*mine["branch"][4:6]) if "branch" in mine else None
+    passed = _passed(position, told, mine, rows)
+    if passed is not None and passed != kept:
+        reason = f"Postgres went past its position {passed}, without all of it: its entry was not in the stream"
         return Outcome(change_id=change_id, key=key, verdict="lost", position=passed, reason=reason)
-    if told.version is not None:
+    if told.version is not None and passed is None:
         return Outcome(
             change_id=change_id, key=key, verdict="applied", version=told.version, position=told.position
         )  # fmt: skip
-    if "branch" in mine:
-        _, _, version, _, epoch, n, *_ = mine["branch"]
-        place = Position(epoch, n)
-        return Outcome(change_id=change_id, key=key, verdict="forked", version=version or None, position=place)
+    if kept is not None:
+        version = mine["branch"][2]
+        return Outcome(change_id=change_id, key=key, verdict="forked", version=version or None, position=kept)
     if "ended" in mine:
         epoch, start = mine["ended"][4:6]
         reason = f"epoch {epoch} began at {start}, before its position {position}, and no tier holds it"
