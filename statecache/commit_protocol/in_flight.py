@@ -2,15 +2,16 @@
 
 Of acknowledged commits only the highest position of each shard and epoch is kept: within one, positions reach Postgres
 in their order. Across epochs they do not, so a position of an earlier epoch is not replaced by one of a later. The last
-thousand commits are kept one by one, for a failover may take some of them (see `lost`). A call is under way from its
-first step to its last: closing waits for it, and what is called inside of it is part of it. One that was interrupted at
+thousand commits are kept one by one, for a failover may take some of them (see `lost`). Without a fence a position
+may be given out twice in one epoch, so each commit is kept until it was compared. A call is under way from its first
+step to its last: closing waits for it, and what is called inside of it is part of it. One that was interrupted at
 whatever place is over once nobody refers to it. A forked child starts with neither.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from contextvars import ContextVar
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +29,10 @@ Tail = tuple[int, int, int]
 
 RECENT_MAX = 1000
 """How many acknowledged commits are kept, the latest ones."""
+COMPARED_AT_ONCE = 500
+"""How many commits are compared with Postgres by one statement, and after how many more it is time to."""
+UNCOMPARED_MAX = 10_000
+"""How many commits that were not compared are kept, the latest ones."""
 
 
 class Acknowledged(NamedTuple):
@@ -48,7 +53,8 @@ _inside: ContextVar[int] = ContextVar("statecache_call", default=0)
 class InFlight:
     """A client's calls under way and acknowledged positions; a commit costs an entry and a comparison."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fenced: bool = True) -> None:
+        self._fenced = fenced
         self.closing = False
         self.closed = False
         """Whether it is over: nothing begins any more, in a call under way neither."""
@@ -64,6 +70,11 @@ class InFlight:
         self._withdrawn: set[Tail] = set()
         self.moved = False
         """Whether a shard has begun another epoch, and nobody has checked which commits were lost with the old one."""
+        self.uncompared: deque[Acknowledged] = deque(maxlen=UNCOMPARED_MAX)
+        """Without a fence, the commits of which it is not known whether they are what Postgres holds there."""
+        self.due = False
+        """Whether it is time to compare them."""
+        self._numbers = count(1)
         self._mutex = mutex
 
     def refuse_if_closing(self) -> None:
@@ -80,10 +91,18 @@ class InFlight:
         """Return a call of several steps, which is under way inside its `with` block."""
         return Call(self)
 
+    @property
+    def doubted(self) -> bool:
+        """Whether commits may be lost of which nobody has looked."""
+        return self.moved or self.due
+
     def acknowledge(self, shard: int, position: Position, change_id: str = "", keys: tuple[str, ...] = ()) -> None:
         """Note that a commit at this position was acknowledged."""
         if change_id:
-            self._recent.append(Acknowledged(shard, *position, change_id, keys))
+            self._recent.append(one := Acknowledged(shard, *position, change_id, keys))
+            if not self._fenced:
+                self.uncompared.append(one)
+                self.due = self.due or next(self._numbers) % COMPARED_AT_ONCE == 0
         place = (shard, position.epoch)
         if position.n > self._heads.get(place, 0):
             with self._mutex:
@@ -95,13 +114,20 @@ class InFlight:
 
     def recent(self) -> list[Acknowledged]:
         """Return the last commits that were acknowledged, the oldest first."""
-        while True:
-            try:
-                recent = list(self._recent)
-                break
-            except RuntimeError:  # another thread has just noted one
-                continue
+        recent = _listed(self._recent)
         return [one for one in recent if one[:3] not in self._withdrawn] if self._withdrawn else recent
+
+    def take_uncompared(self) -> list[Acknowledged]:
+        """Take some hundred of the commits that were not compared, the oldest first."""
+        taken: list[Acknowledged] = []
+        with suppress(IndexError):  # another thread takes some as well
+            while len(taken) < COMPARED_AT_ONCE:
+                taken.append(self.uncompared.popleft())
+        return taken
+
+    def uncompared_shards(self) -> set[int]:
+        """Return the shards of commits that were not compared."""
+        return {one.shard for one in _listed(self.uncompared)}
 
     def withdraw(self, shard: int, position: Position) -> None:
         """Forget a position that is nowhere any more, and of which the caller has not been told: he waits for another.
@@ -152,6 +178,14 @@ class InFlight:
             return [(*place, highest[place]) for place in (tail[:2] for tail in tails) if place in highest]
         kept = [(shard, epoch, _before(shard, epoch, n, replaced)) for shard, epoch, n in tails]
         return [tail for tail in kept if tail[2]]
+
+
+def _listed(commits: deque[Acknowledged]) -> list[Acknowledged]:
+    while True:
+        try:
+            return list(commits)
+        except RuntimeError:  # another thread has just noted one
+            continue
 
 
 def _before(shard: int, epoch: int, n: int, replaced: set[Tail]) -> int:

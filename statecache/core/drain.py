@@ -7,7 +7,9 @@
     left         what the deadline cut off, told at the end, and logged in one line
 
 Postgres alone is asked how far it is. A position of an earlier epoch counts only where Postgres holds it: a failover
-may have lost what the watermark has passed since. What cannot be told is left.
+may have lost what the watermark has passed since. Without a fence it may have done so within an epoch, and what
+Postgres holds at a position may be another's commit: there each is compared, and its shard is left where that cannot
+be done. What cannot be told is left.
 """
 
 from __future__ import annotations
@@ -84,8 +86,10 @@ async def leave(runtime: Runtime, seconds: float) -> DrainReport:
     standings = await _flushed(runtime, end - min(_TELL_S, seconds * _TELL_SHARE))
     behind = [one for one in standings if not one.settled]
     commits, keys = await _told(runtime, [one for one in behind if not one.lost], end + _LATE_S)
-    shards = tuple(sorted({one.tail[0] for one in behind}))
-    lost = await _lost(runtime, end + _LATE_S) if any(one.lost or one.excepted for one in standings) else ()
+    doubted = runtime.in_flight.uncompared or runtime.losses.any_told
+    doubted = doubted or any(one.lost or one.excepted for one in standings)
+    lost = await _lost(runtime, end + _LATE_S) if doubted else ()
+    shards = tuple(sorted({one.tail[0] for one in behind} | runtime.in_flight.uncompared_shards()))
     left = DrainReport(commits=commits, keys=keys, shards=shards, under_way=under_way, leases=leases, lost=lost)
     _log(left, monotonic() - begun)
     return left

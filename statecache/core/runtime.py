@@ -81,7 +81,7 @@ class Runtime:
             mutex=mutex(), server_ms=self.redis.clock.server_ms,
         )  # fmt: skip
         begins_anew_after_fork(self.near)
-        self.in_flight = InFlight()
+        self.in_flight = InFlight(fenced=settings.fence == "on")
         self.local_queues = LocalQueues(self.in_flight, io)
         self.shared_queues = SharedQueues(self.keys, self.redis, self.near, new_token=new_change_id)
         self.tracked = TrackedConnection(settings, self.keys, redis, self.near, self.opener.epochs, owner=ref(self))

@@ -52,9 +52,11 @@ number, in which it was acknowledged what nobody holds any more. So each but the
 seconds, which no number that was issued earlier has come to, and above all that whoever opens it has met, for a clock
 may have been ahead. The client finds its positions dead by that.
 
-Where the **fence is off** no replid tells that a data set came back without its end. Its copy of the watermark does:
-the shard is open only where that is the row's. What it holds between the two must be what Postgres holds there, entry
-by entry; an entry that Postgres does not know parts it from the lineage, and it is a branch from there on.
+Where the **fence is off** no replid tells that a data set came back without its end. Its copy of the watermark does,
+where Postgres holds some of that end: the shard is open only where that is the row's. An end that was not flushed is
+missed here by nobody; the clients that were acknowledged find it out (see `lost`). What it holds between the two must
+be what Postgres holds there, entry by entry; an entry that Postgres does not know parts it from the lineage, and it is
+a branch from there on.
 
 Where **meta and stream are both gone** and states stay, as on a server that evicts any key, the data set ends at the
 newest position that one of its states names. What lies beyond the watermark is dirty, and is flushed from the hashes.

@@ -213,7 +213,7 @@ class Tables(HistoryTables):
     def _position_lineage(self, epoch: int, **_: Any) -> list[Row]:
         return [(0 if epoch < EPOCH else None, EPOCH)]
 
-    def _standing(self, shards: Sequence[int], epochs: Sequence[int], ns: Sequence[int]) -> Iterator[Row]:
+    def _standing(self, shards: Sequence[int], epochs: Sequence[int], ns: Sequence[int], **_: Any) -> Iterator[Row]:
         for shard, epoch, n in zip(shards, epochs, ns, strict=True):
             yield shard, epoch, n, EPOCH, self._flushed[shard], n <= self._flushed[shard], False, False
 

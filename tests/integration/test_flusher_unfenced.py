@@ -10,6 +10,8 @@ import pytest
 
 from statecache import AsyncStateCache, Forked, Settings, Unavailable
 from statecache.cli.epochs import adopt
+from statecache.commit_protocol import in_flight
+from statecache.core.commit import lost
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Log, flush, rows, turn_until
@@ -113,6 +115,70 @@ async def test_what_an_operator_has_set_aside_is_forked_to_its_writer_wherever_i
     assert [(one.change_id, one.kept) for one in told] == [(one.change_id, True) for one in branch]
     with pytest.raises(Forked):
         await agent.set(branch[0].key, "branch", change_id=branch[0].change_id)
+
+
+async def replaced(agent: AsyncStateCache, worker: Worker, raw: Any, keys: KeySpace) -> set[str]:
+    """Let Redis come back without three changes that Postgres had not yet, and have others written there, and flushed.
+
+    Returns the change_ids of the three.
+    """
+    await flush(worker)
+    await agent.set(GROUP, "both")
+    await flush(worker)
+    snapshot = Snapshot(raw, keys)
+    gone = [await agent.set(f"{GROUP}/{number}", "gone") for number in range(3)]
+    snapshot.put_back()
+    agent._runtime.near.drop()
+    others = [await agent.set(f"{GROUP}/{number}", "other") for number in range(4)]
+    assert [one.position for one in others[:3]] == [one.position for one in gone], "given out again"
+    await flush(worker)
+    return {one.change_id for one in gone}
+
+
+async def test_who_was_acknowledged_what_was_never_flushed_is_told_that_it_is_lost_when_it_closes(
+    agent: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace
+) -> None:
+    """The others stand at the same positions, so by these nothing is missing."""
+    gone = await replaced(agent, worker, redis_raw, keys)
+    left = await agent.close(drain=5.0)
+    assert left is not None
+    assert ({one.change_id for one in left.lost}, left.shards, left.nothing) == (gone, (), False)
+
+
+async def test_it_is_told_as_well_where_thousands_of_commits_come_behind_it(
+    settings: Settings, worker: Worker, redis_raw: Any, keys: KeySpace, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    for module in (in_flight, lost):
+        monkeypatch.setattr(module, "COMPARED_AT_ONCE", 8)
+    monkeypatch.setattr(in_flight, "RECENT_MAX", 2)
+    async with AsyncStateCache(settings=settings) as agent:
+        gone = await replaced(agent, worker, redis_raw, keys)
+        for number in range(4):
+            await agent.set(f"{GROUP}/more", number)
+            await agent.transact([GROUP], lambda tx: tx.set(GROUP, "next"))
+        told = [line for line in caplog.messages if "that were acknowledged are lost" in line]
+        assert [line.split()[0] for line in told] == ["3"]
+        await flush(worker)
+        left = await agent.close(drain=5.0)
+    assert left is not None
+    assert ({one.change_id for one in left.lost}, left.shards) == (gone, ())
+
+
+async def test_what_could_not_be_compared_is_not_known_to_be_in_postgres(
+    agent: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await flush(worker)
+    await agent.set(GROUP, 1)
+    await flush(worker)
+
+    async def look(**_: object) -> None:
+        raise Unavailable("connection")
+
+    monkeypatch.setattr(agent._runtime.losses, "look", look)
+    left = await agent.close(drain=1.0)
+    assert left is not None
+    assert left.shards == (0,)
 
 
 @pytest.mark.parametrize("settings", ["off", "on"], indirect=True)

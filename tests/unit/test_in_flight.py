@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from statecache.commit_protocol.in_flight import RECENT_MAX, InFlight
+from statecache.commit_protocol.in_flight import COMPARED_AT_ONCE, RECENT_MAX, UNCOMPARED_MAX, InFlight
 from statecache.errors import UsageError
 from statecache.model import Position
 
@@ -49,6 +49,20 @@ def test_a_shard_that_is_met_in_another_epoch_has_moved() -> None:
     assert in_flight.position_of("b", "runs/2") == (3, 1)
     assert in_flight.position_of("b", "runs/1") is None, "the same change_id at another key is another change"
     assert in_flight.position_of("z", "runs/1") is None
+
+
+def test_without_a_fence_commits_are_kept_until_they_are_compared() -> None:
+    fenced, unfenced = InFlight(), InFlight(fenced=False)
+    for n in range(1, UNCOMPARED_MAX + 5):
+        for one in (fenced, unfenced):
+            one.acknowledge(n % 2, Position(2, n), f"{n}", ("runs/1",))
+        assert unfenced.due == (n >= COMPARED_AT_ONCE)
+    assert (fenced.doubted, unfenced.moved, unfenced.doubted) == (False, False, True)
+    assert (fenced.take_uncompared(), fenced.uncompared_shards(), unfenced.uncompared_shards()) == ([], set(), {0, 1})
+    assert [one.n for one in unfenced.take_uncompared()] == [*range(5, COMPARED_AT_ONCE + 5)], "the latest are kept"
+    while unfenced.take_uncompared():
+        pass
+    assert unfenced.uncompared_shards() == set()
 
 
 def test_the_last_commits_are_kept_one_by_one() -> None:

@@ -179,12 +179,12 @@ class Committer:
             raise
         finally:
             self._in_flight.under_way.pop(commit.change_id, None)
-        if self._in_flight.moved:
+        if self._in_flight.doubted:
             await self.look_for_losses([commit])
         return committed
 
     async def look_for_losses(self, commits: Sequence[Commit]) -> None:
-        """Look for lost commits, as an answer has shown a new epoch; who is cancelled meanwhile never learns of his."""
+        """Look for lost commits, where some are doubted; who is cancelled meanwhile never learns of his."""
         try:
             await self._losses.noticed(end=commits[0].end)
         except BaseException as error:  # these are applied, and their caller learns nothing of it
@@ -206,12 +206,15 @@ class Committer:
             if committed is None:
                 note(retries=1)
                 committed = await self._apply(commit)
-            return await self.endured(commit, committed)
+            committed = await self.endured(commit, committed)
         except BaseException as error:  # its caller may never learn what became of it
             await self.failed(commit, error)
             raise
         finally:
             self._in_flight.under_way.pop(commit.change_id, None)
+        if self._in_flight.doubted:
+            await self.look_for_losses([commit])
+        return committed
 
     async def failed(self, commit: Commit, error: BaseException) -> None:
         """Note what became of a commit that raises; a lost one is recorded, for it must never be applied again."""

@@ -7,6 +7,10 @@ answer to a commit shows that a new epoch has begun, when it meets a dead positi
 among the lost ones are logged, each once; so are those that are lost with their entry in the stream, which Postgres has
 passed in their lineage without holding them whole. Of these it keeps change_id and keys too: what came later may build
 on them, so a repeat must find that they were applied once, when the state and this client have forgotten it.
+
+Without a fence nothing shows that a Redis came back without what was not flushed yet: no epoch begins, and the lost
+positions are given out again. Only the change_ids differ. So there a client compares all of its own with what Postgres
+holds, some hundred at a time, once the watermark has passed them.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
-from statecache.commit_protocol.in_flight import Acknowledged
+from statecache.commit_protocol.in_flight import COMPARED_AT_ONCE, Acknowledged
 from statecache.errors import StateCacheError
 from statecache.model import LostCommit, Position
 from statecache.settings import Settings, writer_of
@@ -32,6 +36,8 @@ LOST_MAX = 1000
 _NOTICE_S = 0.25
 """How much longer the commit that meets a new epoch may take for it, in seconds."""
 _AGAIN_S = 10.0
+_PAGES = 2
+"""How many times some hundred commits are compared at most between two commits."""
 _NAMED = 3
 _logger = logging.getLogger("statecache")
 
@@ -52,38 +58,40 @@ class Losses:
         self._told: dict[str, Acknowledged] = {}
         self._not_before = 0.0
 
+    @property
+    def any_told(self) -> bool:
+        """Whether any commit was found to be lost so far."""
+        return bool(self._told)
+
     async def look(self, *, seconds: float) -> tuple[LostCommit, ...]:
         """Return the lost ones of the commits that this client remembers, and log those that are new."""
+        end = monotonic() + seconds
+        await self._compare(-(-len(self._in_flight.uncompared) // COMPARED_AT_ONCE), end)
+        seconds = max(end - monotonic(), 0.001)
         recent = {one.change_id: one for one in (*self._told.values(), *self._in_flight.recent())}
         waited_for = self._in_flight.under_way
         ours = {change_id: one for change_id, one in recent.items() if change_id not in waited_for}
         tails = [Acknowledged(*tail, "", ()) for tail in self._in_flight.tails()]
         rows = await self.report([*ours.values(), *tails], seconds=seconds) if tails else []
-        lost = {row[3]: _lost(row, ours[row[3]].keys[0]) for row in rows if row[3] in ours and not row[7]}
-        self._tell([*lost.values()], ours)
-        return tuple(lost.values())
+        return self._told_of(rows, ours)
 
     async def report(self, positions: Iterable[Acknowledged], *, seconds: float) -> Sequence[tuple[Any, ...]]:
         """Tell Postgres that these positions were reached, and return those that have died."""
-        each = [(*one[:4], key) for one in positions for key in one.keys or ("",)]
-        shards, epochs, ns, change_ids, keys = (list(column) for column in zip(*each, strict=True))
-        parameters = {
-            "shards": shards, "epochs": epochs, "ns": ns, "change_ids": change_ids, "keys": keys,
-            "by": writer_of(self._settings),
-        }  # fmt: skip
-        return await self._postgres.fetch("report_lost", parameters, seconds=seconds)
+        return await self._postgres.fetch("report_lost", self._spread(positions), seconds=seconds)
 
     async def noticed(self, *, end: float) -> None:
-        """Look for lost commits, as an answer has shown a new epoch; a failure is not raised to its caller."""
-        now = monotonic()
+        """Look for lost commits, as an answer has shown a new epoch, or compare them; a failure is not raised."""
+        now, moved = monotonic(), self._in_flight.moved
         if now < self._not_before:
             return
-        self._in_flight.moved = False
+        self._in_flight.moved = self._in_flight.due = False
+        seconds = min(_NOTICE_S, max(end - now, 0.001))
+        pages = min(len(self._in_flight.uncompared) // COMPARED_AT_ONCE, _PAGES)
         try:
-            await self.look(seconds=min(_NOTICE_S, max(end - now, 0.001)))
+            await (self.look(seconds=seconds) if moved else self._compare(pages, now + seconds))
         except StateCacheError as error:
-            self._in_flight.moved, self._not_before = True, now + _AGAIN_S
-            _logger.debug("what was lost with the epoch before is not known yet: %s", error)
+            self._in_flight.moved, self._in_flight.due, self._not_before = moved, True, now + _AGAIN_S
+            _logger.debug("what was lost is not known yet: %s", error)
 
     async def met(self, shard: int, position: Position, change_id: str, keys: Sequence[str], *, seconds: float) -> None:
         """Record a lost change that somebody asked for, at all of its keys that are known; a failure is only logged."""
@@ -94,6 +102,41 @@ class Losses:
             await self.report([at], seconds=seconds)
         except StateCacheError as error:
             _logger.debug("that %s was lost is not recorded: %s", change_id, error)
+
+    async def _compare(self, pages: int, end: float) -> None:
+        """Tell which of the commits that were not compared are lost, some hundred at a time, oldest first.
+
+        What Postgres has not come to yet stays, behind the others.
+        """
+        for _ in range(pages):
+            left = page = self._in_flight.take_uncompared()
+            if not page:
+                return
+            try:
+                standings, rows = await self._postgres.fetch_each(
+                    ("standing", "report_lost"), self._spread(page), seconds=max(end - monotonic(), 0.001)
+                )
+                passed = {row[:3] for row in standings if row[4] >= row[2] or row[6]}
+                waited_for = self._in_flight.under_way
+                left = [one for one in page if one[:3] not in passed or one.change_id in waited_for]
+            finally:
+                self._in_flight.uncompared.extend(left)
+            self._told_of(rows, {one.change_id: one for one in page if one.change_id not in waited_for})
+
+    def _spread(self, positions: Iterable[Acknowledged]) -> dict[str, Any]:
+        """Return positions as a statement's parameters, each once for each of its keys."""
+        each = [(*one[:4], key) for one in positions for key in one.keys or ("",)]
+        shards, epochs, ns, change_ids, keys = (list(column) for column in zip(*each, strict=True))
+        return {
+            "shards": shards, "epochs": epochs, "ns": ns, "change_ids": change_ids, "keys": keys,
+            "by": writer_of(self._settings),
+        }  # fmt: skip
+
+    def _told_of(self, rows: Sequence[tuple[Any, ...]], ours: Mapping[str, Acknowledged]) -> tuple[LostCommit, ...]:
+        """Return which of these commits the rows say to be lost, and log those that are new."""
+        lost = {row[3]: _lost(row, ours[row[3]].keys[0]) for row in rows if row[3] in ours and not row[7]}
+        self._tell([*lost.values()], ours)
+        return tuple(lost.values())
 
     def _tell(self, lost: Sequence[LostCommit], ours: Mapping[str, Acknowledged]) -> None:
         with self._mutex:

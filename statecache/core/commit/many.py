@@ -108,7 +108,7 @@ class ManyCommits:
         finally:
             for commit in commits:
                 under_way.pop(commit.change_id, None)
-        if self._in_flight.moved and (applied := call.unlearnt()):
+        if self._in_flight.doubted and (applied := call.unlearnt()):
             await self._committer.look_for_losses(applied)
         return [call.outcomes[commit.change_id] for commit in commits]
 
