@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from statecache.concurrency.addresses import task_reached
 from statecache.concurrency.arrivals import TaskArrivals
 from statecache.concurrency.batching import TaskBatcher
 from statecache.concurrency.blocking import refused
@@ -109,7 +110,7 @@ class Tasks(Concurrency):
 
     async def postgres(self, url: str, options: dict[str, Any], seconds: float | None) -> Any:
         """Open a connection to Postgres."""
-        return await task_opened(lambda: SeveredConnection.connect(url, **options), seconds)
+        return await task_opened(lambda: task_reached(SeveredConnection.connect, url, options), seconds)
 
     def spelled(self, connection: Any, text: str, parameters: Mapping[str, Any]) -> bytes:
         """Return statements with parameters in their text."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from statecache.clock import monotonic, sleep
+from statecache.concurrency.addresses import thread_reached
 from statecache.concurrency.arrivals import ThreadArrivals
 from statecache.concurrency.batching import ThreadBatcher
 from statecache.concurrency.blocking import BlockingPostgres, BlockingRedis, passed_on, refused
@@ -141,7 +142,8 @@ class Threads(Concurrency):
 
     async def postgres(self, url: str, options: dict[str, Any], seconds: float | None) -> Any:
         """Open a connection to Postgres."""
-        return BlockingPostgres(thread_opened(lambda: BoundConnection.connect(url, **options), seconds))
+        opened = thread_opened(lambda: thread_reached(BoundConnection.connect, url, options), seconds)
+        return BlockingPostgres(opened)
 
     def spelled(self, connection: Any, text: str, parameters: Mapping[str, Any]) -> bytes:
         """Return statements with parameters in their text."""

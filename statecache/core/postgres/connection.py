@@ -30,6 +30,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from statecache._tls import is_tls_refused_by_libpq
 from statecache.concurrency import TASKS, Concurrency, TooLittleTime
+from statecache.concurrency.addresses import CONNECT_S_MIN
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.settings import masked
 from statecache.signal_errors import pass_on_below
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 LOCK_TIMEOUT_S = 2.0
-CONNECT_S_MIN = 2
-"""The least connect timeout that libpq allows, in seconds."""
 KEEPALIVES_IDLE_S = 2
 KEEPALIVES_INTERVAL_S = 1
 KEEPALIVES_COUNT = 3
@@ -82,7 +81,7 @@ async def connect(
 ) -> psycopg.AsyncConnection[Any]:
     """Return a new connection under that application_name; raise ConfigurationError or PostgresUnavailable.
 
-    Keepalives that the URL names stay as they are.
+    Keepalives that the URL names stay as they are. With several hosts or addresses the time is for all of them.
     """
     where = masked(settings.postgres_url)
     connect_s = settings.connect_timeout_s if seconds is None else min(seconds, settings.connect_timeout_s)

@@ -127,8 +127,8 @@ NEAR = {
     "cancelled verb": Mutant(
         "who is cancelled beside a Postgres that hangs waits until psycopg gives up asking it to stop",
         "statecache/concurrency/tasks.py",
-        "SeveredConnection.connect(",
-        "psycopg.AsyncConnection.connect(",
+        "SeveredConnection.connect,",
+        "psycopg.AsyncConnection.connect,",
         by="scenarios frozen",
     ),
     "floors of a transaction": Mutant(
