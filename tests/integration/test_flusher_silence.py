@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -14,13 +15,14 @@ from statecache import AsyncStateCache, Settings
 from statecache.core.postgres.connection import BEGIN, SILENCE_S, limits
 from statecache.errors import PostgresUnavailable
 from statecache.settings import masked
+from statecache.sql import statement
 from statecache_workers.database import Call
 from statecache_workers.runner import LEAVE_S
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
 from tests.support.fault_proxy import FaultProxy
-from tests.support.polling import pause
+from tests.support.polling import pause, pause_thread
 
 Psql = psycopg.Connection[Any]
 
@@ -36,11 +38,20 @@ def _name(worker: Worker) -> str:
     return f"statecache worker {worker.id[-8:]}"
 
 
+async def _named(worker: Worker, name: str) -> None:
+    """Give the worker's session the name that a pooler gives it."""
+    _, database = await worker.connect()
+    await database.session.connection.execute("SELECT set_config('application_name', %s, false)", [name])
+
+
+@pytest.mark.parametrize("added", ["", " - 127.0.0.1:6432"])
 async def test_a_flush_that_falls_silent_is_given_up_soon_and_holds_no_rows(
-    agents: Agents, make_worker: MakeWorker, settings: Settings, postgres_proxy: FaultProxy, psql: Psql
+    agents: Agents, make_worker: MakeWorker, settings: Settings, postgres_proxy: FaultProxy, psql: Psql, added: str
 ) -> None:
+    """A pooler may add an address to the name by which the session is known."""
     worker = make_worker(through(settings, postgres=postgres_proxy))
     await flush(worker)
+    await _named(worker, _name(worker) + added)
     agents.commit("runs/1")
     fault = postgres_proxy.arm("silence", at=IN_MID_PIPELINE)
     async with asyncio.timeout(BOUND_S):
@@ -49,7 +60,24 @@ async def test_a_flush_that_falls_silent_is_given_up_soon_and_holds_no_rows(
         assert fault.struck
         await flush_through(worker)
     assert sum(flushed(psql).values()) == 1
-    assert rows(psql, STUCK, _name(worker)) == []
+    assert rows(psql, STUCK, _name(worker) + added) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "ended"), [("ours", True), ("ours - 1.2.3.4:5", True), ("ours too", False), ("", False)]
+)
+def test_a_session_that_a_pooler_has_given_to_somebody_else_is_not_ended(
+    settings: Settings, psql: Psql, name: str, ended: bool
+) -> None:
+    with psycopg.connect(settings.postgres_url, application_name=name) as session:
+        session.execute("SELECT 1")
+        asked = {"pid": session.info.backend_pid, "name": "ours", "end": True}
+        while rows(psql, "SELECT wait_event FROM pg_stat_activity WHERE pid = %s", asked["pid"]) != [("ClientRead",)]:
+            pause_thread()
+        found = psql.execute(statement("session_probe", settings.postgres_schema).encode(), asked).fetchall()
+        assert found == [(True, ended)]
+        with pytest.raises(psycopg.OperationalError) if ended else contextlib.nullcontext():
+            session.execute("SELECT 1")
 
 
 @pytest.mark.parametrize("silently", [False, True])
@@ -201,12 +229,36 @@ async def test_an_exchange_that_is_still_being_sent_is_not_given_up(
         assert await database.exchange(sized) == [[(8 << 20,)]] * 4
 
 
+@pytest.fixture
+def role(settings: Settings, psql: Psql) -> Iterator[str]:
+    """A role that others may take on."""
+    name = f"{settings.postgres_schema}_group"
+    psql.execute(f"CREATE ROLE {name} SUPERUSER".encode())
+    yield name
+    psql.execute(f"DROP ROLE {name}".encode())
+
+
+@pytest.mark.parametrize("known_as", ["itself", "another role", "named by a pooler", "without a name"])
 async def test_a_flush_that_postgres_works_at_is_not_given_up(
-    agents: Agents, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
+    agents: Agents,
+    make_worker: MakeWorker,
+    settings: Settings,
+    psql: Psql,
+    role: str,
+    monkeypatch: pytest.MonkeyPatch,
+    known_as: str,
 ) -> None:
     monkeypatch.setattr("statecache_workers.database.PROBE_S", 0.05)
+    monkeypatch.setattr("statecache_workers.database._LOOK_AGAIN_S", 0.05)
+    default = f"{settings.postgres_url}{'&' if '?' in settings.postgres_url else '?'}options=-c%20role%3D{role}"
+    taken = settings.model_copy(update={"postgres_url": default}) if known_as == "another role" else settings
+    worker = make_worker(taken)
     await flush(worker)
     agents.commit("runs/1")
+    if known_as == "named by a pooler":
+        await _named(worker, f"{_name(worker)} - 127.0.0.1:6432")
+    if known_as == "without a name":
+        await _named(worker, "")
     body = "PERFORM pg_sleep(0.5); RETURN NEW;"
     psql.execute(f"CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$".encode())
     psql.execute(b"CREATE TRIGGER slow BEFORE INSERT ON change FOR EACH ROW EXECUTE FUNCTION slow()")
