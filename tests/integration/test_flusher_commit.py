@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from statecache import Settings
+from statecache.core.postgres.connection import Warnings, doubt_of
 from statecache.errors import PostgresUnavailable, RedisUnavailable
 from statecache.testing import servers
 from statecache_workers.database import Call, Database, Transaction
@@ -47,10 +48,17 @@ def _trigger(psql: Psql, table: str, body: str, *, deferred: bool = False) -> It
         psql.execute(b"DROP FUNCTION fault() CASCADE")
 
 
+@pytest.fixture
+def _said_by_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what a trigger says stand in for what COMMIT itself says: that has no context."""
+    monkeypatch.setattr("statecache.core.postgres.connection._is_of_a_function", lambda _: False)
+
+
 def _acknowledged(agents: Agents) -> int:
     return sum(int(agents.meta(shard)["flushed"]) for shard in range(agents.settings.shards))
 
 
+@pytest.mark.usefixtures("_said_by_commit")
 async def test_a_warning_during_commit_moves_nothing_and_the_batch_is_repeated(
     agents: Agents, worker: Worker, psql: Psql
 ) -> None:
@@ -67,6 +75,28 @@ async def test_a_warning_during_commit_moves_nothing_and_the_batch_is_repeated(
     assert _acknowledged(agents) == 1
 
 
+@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize("table", ["change", "shard"])
+async def test_a_warning_of_an_operators_trigger_is_no_doubt_of_the_commit(
+    agents: Agents, worker: Worker, psql: Psql, table: str, *, deferred: bool
+) -> None:
+    await flush(worker)
+    agents.commit("runs/1")
+    with _trigger(psql, table, "RAISE WARNING 'audit: row added';", deferred=deferred):
+        await flush(worker)
+    assert _acknowledged(agents) == 1
+
+
+def test_of_warnings_those_without_a_context_may_be_the_commits(psql: Psql) -> None:
+    heard: Any = psql
+    warnings = Warnings(heard)
+    psql.execute(b"DO $$ BEGIN RAISE WARNING 'said by a function'; END $$")
+    assert doubt_of("COMMIT", warnings) == ""
+    psql.execute(b"COMMIT")  # which has nothing to commit
+    assert doubt_of("COMMIT", warnings) == warnings.texts[0] != ""
+
+
+@pytest.mark.usefixtures("_said_by_commit")
 async def test_a_watermark_that_a_standby_may_lack_is_not_acknowledged_by_the_next_owner_either(
     agents: Agents, make_worker: MakeWorker, psql: Psql
 ) -> None:
@@ -86,6 +116,7 @@ async def test_a_watermark_that_a_standby_may_lack_is_not_acknowledged_by_the_ne
     assert _acknowledged(agents) == 1
 
 
+@pytest.mark.usefixtures("_said_by_commit")
 async def test_a_warning_that_a_default_would_hide_is_seen_all_the_same(
     make_settings: MakeSettings, make_worker: MakeWorker, site: Any
 ) -> None:

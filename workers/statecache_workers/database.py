@@ -165,7 +165,7 @@ class Database:
         """Run the last statements and commit, in one round trip, or raise: nothing may be acknowledged then.
 
         Poison blames one of the statements, or what a deferred constraint says at the COMMIT: nothing was committed. A
-        warning of any of them raises as well.
+        warning of any of them raises as well, unless a function said it.
         """
         self._warnings.texts.clear()
         async with self._translated():

@@ -7,7 +7,7 @@ A role, a database, the environment or the URL may have defaults of their own. W
     in the transaction     timeouts; the forms in which times are sent; that warnings are sent at all; that COMMIT
                            waits for the disk (`local_limits`). All local, so it works behind a transaction-mode pooler.
 
-A commit counts where Postgres answers COMMIT to COMMIT **and** warns of nothing meanwhile:
+A commit counts where Postgres answers COMMIT to COMMIT **and** says no warning that may be the COMMIT's own:
 
 * after an error that somebody swallowed, Postgres answers ROLLBACK to COMMIT, and psycopg raises nothing;
 * a COMMIT whose wait for a synchronous standby is cancelled succeeds, with a warning: the rows are visible here and may
@@ -71,6 +71,8 @@ _UNKNOWN = re.compile(
     r"|no such database|unsupported startup parameter"
 )
 """What libpq says of a service, a server of an option, and a pooler of either or a database, that there is not."""
+_RAISE = "exec_stmt_raise"
+"""Where Postgres' source says what a function of PL/pgSQL has it say."""
 _READ_ONLY = " (it is a standby, or default_transaction_read_only is on for the role, the database or the server)"
 _QUOTED = '"'
 """A quote in libpq's message about a conninfo that it cannot read: what is quoted may be a piece of a password."""
@@ -178,7 +180,14 @@ def milliseconds(seconds: float) -> str:
 
 
 class Warnings:
-    """The warnings that arrive over one connection."""
+    """The warnings that arrive over one connection, and that may be a COMMIT's own.
+
+    A COMMIT that was not replicated is told by its warning alone (SyncRepWaitForLSN). That is said after all triggers
+    have run, those of COMMIT too, so no function is at work, and it has no context. A warning with one comes from a
+    function, as of an operator's trigger (RAISE WARNING), and speaks of the function's affairs: each batch would be
+    done again for it. What has none may be the COMMIT's, whoever says it: texts are in the server's language, and
+    where in its source a warning is said changes between versions.
+    """
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         self.texts: list[str] = []
@@ -190,8 +199,12 @@ class Warnings:
         self._connection.remove_notice_handler(self._noticed)
 
     def _noticed(self, diagnostic: psycopg.errors.Diagnostic) -> None:
-        if diagnostic.severity_nonlocalized == "WARNING":
+        if diagnostic.severity_nonlocalized == "WARNING" and not _is_of_a_function(diagnostic):
             self.texts.append(diagnostic.message_primary or "a warning")
+
+
+def _is_of_a_function(diagnostic: psycopg.errors.Diagnostic) -> bool:
+    return bool(diagnostic.context) or diagnostic.source_function == _RAISE
 
 
 def doubt_of(tag: str | None, warnings: Warnings) -> str:
