@@ -266,7 +266,7 @@ def test_a_postgres_that_came_back_as_a_standby_is_neither_read_nor_written(
     with pytest.raises(PostgresUnavailable, match="it is a standby") as refused:
         agent.get(KEY, timeout=3)
     assert refused.value.reason == "standby"
-    assert "target_session_attrs=read-write" in refused.value.hint
+    assert "target_session_attrs=primary" in refused.value.hint
     assert not shard.raw(a).exists(shard.keys.state(KEY))
     assert shard.raw(a).hkeys(shard.keys.hydrating(0)) == ["_"]
     with pytest.raises(PostgresUnavailable, match="it is a standby"):

@@ -10,7 +10,7 @@ import pytest
 from statecache import PostgresUnavailable, Settings
 from statecache.core.postgres.connection import connect
 
-SETTINGS = Settings(redis_url="redis://x/0", postgres_url="postgresql://x/y")
+SETTINGS = Settings(redis_url="redis://x/0", postgres_url="postgresql://127.0.0.1/y")
 AT = 'connection failed: connection to server at "127.0.0.1", port 5432 failed: '
 
 
@@ -27,6 +27,8 @@ AT = 'connection failed: connection to server at "127.0.0.1", port 5432 failed: 
             "Is the server up",
         ),
         ("server closed the connection unexpectedly", "Is the server up"),
+        ("session is read-only", "`primary` asks for the primary"),
+        ("server is in hot standby mode", "`primary` asks for the primary"),
     ],
 )
 async def test_a_server_that_refuses_is_not_asked_for(said: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,12 @@ _REFUSES = (
     "The server is up, and says that itself: unless it passes, check the database, user and password in the URL, and "
     "that this role has LOGIN, and CONNECT on the database."
 )
+_OTHER_KIND = re.compile(r"\bsession is (?:not )?read-only|\bserver is (?:not )?in hot standby mode")
+"""What libpq says of a server that is not what target_session_attrs asks for."""
+_PRIMARY = (
+    "The server is up, and is not what target_session_attrs of postgres_url asks for. `primary` asks for the primary; "
+    "`read-write` refuses it too where default_transaction_read_only is on, as for a role that only looks."
+)
 _SERVER_SAYS = re.compile(r"failed: \w+:  ")
 """How libpq begins what a server says, by its severity; both are in the server's language."""
 _DIRECT = " sslnegotiation=direct is understood by Postgres 17 and later, with TLS."
@@ -115,6 +121,7 @@ async def connect(
         refused = closed or any(words in str(error) for words in _NO_ENTRY)
         direct = _DIRECT if "sslnegotiation=direct" in settings.postgres_url else ""
         away = _REFUSES if _SERVER_SAYS.search(brief(error)) else _UP
+        away = _PRIMARY if _OTHER_KIND.search(brief(error)) else away
         let_in = _LET_IN if closed else _NO_LINE if "no pg_hba.conf entry" in str(error) else _WHO
         reason, hint = ("authentication", let_in) if refused else ("connect", away + direct)
         if not refused and over_tls:

@@ -348,5 +348,5 @@ class PostgresTier:
         return PostgresUnavailable(
             "standby",
             detail=f"{masked(self._settings.postgres_url)}: it is a standby, which may lack what the primary holds",
-            hint="Name the primary in postgres_url; where it names several hosts, add target_session_attrs=read-write.",
+            hint="Name the primary in postgres_url; where it names several hosts, add target_session_attrs=primary.",
         )
