@@ -78,8 +78,23 @@ def pin_difference(found: Mapping[str, object], ours: Mapping[str, object]) -> t
     return (f"pinned to {told}; {said}", "; ".join(parts)) if differ else ("", "")
 
 
+_SHOWN = re.compile(
+    r"application_name|channel_binding|client_encoding|connect_timeout|dbname|fallback_application_name"
+    r"|gssdelegation|gssencmode|gsslib|host|hostaddr|keepalives|keepalives_count|keepalives_idle"
+    r"|keepalives_interval|krbsrvname|load_balance_hosts|max_protocol_version|min_protocol_version|options"
+    r"|passfile|port|replication|require_auth|requirepeer|service|ssl_max_protocol_version"
+    r"|ssl_min_protocol_version|sslcert|sslcertmode|sslcompression|sslcrl|sslcrldir|sslkey|sslmode"
+    r"|sslnegotiation|sslrootcert|sslsni|target_session_attrs|tcp_user_timeout|user|client_name|db"
+    r"|health_check_interval|max_connections|protocol|retry|retry_on_error|retry_on_timeout"
+    r"|socket_connect_timeout|socket_keepalive|socket_timeout|ssl_ca_certs|ssl_ca_path|ssl_cert_reqs"
+    r"|ssl_certfile|ssl_check_hostname|ssl_keyfile|ssl_min_version|timeout|username",
+    re.IGNORECASE,
+)
+"""The options of URLs and keyword strings whose values are no secrets: any other may be a password's, misspelt."""
+
+
 def masked(url: str) -> str:
-    """Return the URL or keyword string without its password; never raise.
+    """Return the URL or keyword string without its password, or what may be one; never raise.
 
     All that stands between the user's name and the last `@` counts as password: rather too much is hidden than a part
     of one that was not percent-encoded.
@@ -87,13 +102,20 @@ def masked(url: str) -> str:
     scheme, _, rest = url.partition("://")
     if not re.fullmatch(r"\w+", scheme):
         words = r"(?is)\b(password|sslpassword)\s*=\s*(?:'(?:[^'\\]|\\.)*(?:'|$)|.*?(?=\s+\w+\s*=|$))"
-        return re.sub(words, r"\1=***", url)
+        words_of_any = words.replace("password|sslpassword", r"\w+")
+        return re.sub(words_of_any, _shown, re.sub(words, r"\1=***", url))
     before, at, after = rest.rpartition("@")
     user, colon, _ = before.partition(":")
     if not at:
         after = re.sub(r"^([^:/?#\[]*):(?!\d+(?:[,/?#]|$))[^/?#]*", r"\1:***", after)
-    after = re.sub(r"(?i)([?&](?:password|sslpassword|ssl_password)=)[^&#]*", r"\1***", after)
+    after = re.sub(r"(?<=[?&])([^=&#]+)=[^&#]*", _shown, after)
     return f"{scheme}://{user}{colon and ':***'}{at}{after}"
+
+
+def _shown(option: re.Match[str]) -> str:
+    """Return an option as it may be shown: all of it, or its name, where more stands there than one value."""
+    torn = re.search(r"=\s*(?:'(?:[^'\\]|\\.)*$|(?!')(?:\\.|\S)*\s+\S)", option[0], re.DOTALL)
+    return option[0] if _SHOWN.fullmatch(option[1]) and not torn else f"{option[1]}=***"
 
 
 def _check_url(url: str) -> str:

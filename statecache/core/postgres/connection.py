@@ -73,10 +73,10 @@ _DIRECT = " sslnegotiation=direct is understood by Postgres 17 and later, with T
 _INVALID = re.compile(r'\binvalid "?\w+"? value\b|\binvalid port number\b|\bmay not be used with\b')
 """What libpq says of a value in the URL, before it asks a server."""
 _UNKNOWN = re.compile(
-    r"definition of service|unrecognized configuration parameter|invalid value for parameter"
+    r"definition of service|service file|unrecognized configuration parameter|invalid value for parameter"
     r"|no such database|unsupported startup parameter"
 )
-"""What libpq says of a service, a server of an option, and a pooler of either or a database, that there is not."""
+"""What libpq says of a service, its file, a server of an option, a pooler of that or a database: they do not fit."""
 _RAISE = "exec_stmt_raise"
 """Where Postgres' source says what a function of PL/pgSQL has it say."""
 _READ_ONLY = " (it is a standby, or default_transaction_read_only is on for the role, the database or the server)"
