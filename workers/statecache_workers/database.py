@@ -106,7 +106,7 @@ class Database:
         self._told_pid = session.connection.info.backend_pid
         self._pid: int | None = None
         self._probing: asyncio.Task[None] | None = None
-        self._sending = self._silent = self._of_data = False
+        self._sending = self._silent = self._of_data = self._has_begun = False
         register(self._connection)
 
     @property
@@ -147,11 +147,19 @@ class Database:
     async def begin(
         self, begin: str, bounds: Mapping[str, str], statements: list[tuple[str, Any]]
     ) -> list[list[tuple[Any, ...]]]:
-        """Begin a transaction, bounded, and run its first statements in the same round trip."""
-        opening = [(begin, None), (self.text("local_limits"), bounds)]
+        """Begin a transaction, bounded, and run its first statements in the same round trip.
+
+        The connection's first one is begun by itself: a pooler that takes single statements only says so, and closes
+        the connection, by which psycopg loses what it said among several.
+        """
+        opening: list[tuple[str, Any]] = [(begin, None), (self.text("local_limits"), bounds)]
+        if not self._has_begun:
+            await self.exchange([opening.pop(0)])
+            self._has_begun = True
         if self._pid != self._told_pid:  # a pooler's: nobody knows yet which session it takes
             self._pid = None
-        _, ((*_, self._pid, _),), *found = await self.exchange([*opening, *statements])
+        answers = await self.exchange([*opening, *statements])
+        ((*_, self._pid, _),), *found = answers[len(opening) - 1 :]
         return found
 
     async def exchange(self, statements: list[tuple[str, Any]]) -> list[list[tuple[Any, ...]]]:
