@@ -203,6 +203,14 @@ def test_a_script_or_statement_has_a_name_of_its_own_among_all_folders(suffix: s
     assert len({*names}) == len(names)
 
 
+def test_statements_name_the_columns_of_a_table() -> None:
+    """One that an operator has added may have the name of something in the statement."""
+    starred = re.compile(r"SELECT (?:\w+\.)?\*(?:(?!SELECT|;).)*?FROM \{schema\}\.\w+\b(?!\()", re.DOTALL)
+    assert starred.search("SELECT h.*, 1 AS age FROM {schema}.change h")
+    written = {path: text for path, text in DATA.items() if path.endswith(".sql") and "/migrations/" not in path}
+    assert [path for path, text in written.items() if starred.search(text)] == []
+
+
 def test_an_unused_script_is_found() -> None:
     sources = {"a.py": "def f():\n    'This runs purge.'\n    run('commit')"}
     data = {"lua/commit.lua": "-- include fence\n", "lua/fence.lua": "", "lua/purge.lua": ""}

@@ -17,7 +17,8 @@ WITH head AS MATERIALIZED (
     JOIN {schema}.shard s ON s.shard = a.shard
 ), late AS MATERIALIZED (
     SELECT h.n AS from_n, l.* FROM head h CROSS JOIN LATERAL (
-        SELECT * FROM {schema}.late_change l WHERE l.shard = h.shard AND l.seq > h.late AND h.lineage >= h.epoch
+        SELECT l.shard, l.seq, l.n, l.key, l.version FROM {schema}.late_change l
+        WHERE l.shard = h.shard AND l.seq > h.late AND h.lineage >= h.epoch
         ORDER BY l.seq LIMIT %(late)s) l
 )
 SELECT h.shard, NULL AS n, NULL AS part, NULL AS late, NULL AS key, NULL AS op, NULL AS value, NULL AS version,
@@ -41,7 +42,10 @@ FROM (SELECT *, sum(weight) OVER (ORDER BY shard, n, part) - weight < %(bytes)s 
       FROM (SELECT c.*, h.n AS from_n, h.part AS from_part, coalesce(c.size, octet_length(c.value), 0) AS weight,
                    row_number() OVER (PARTITION BY c.shard, c.n ORDER BY c.key) AS part
             FROM head h CROSS JOIN LATERAL (
-                SELECT * FROM {schema}.change c
+                SELECT c.key, c.version, c.change_id, c.parent_change_id, c.shard, c.epoch, c.n, c.op, c.value,
+                       c.encoding, c.schema, c.writer, c.actor, c.reason, c.at, c.packed, c.keyframe, c.size,
+                       c.digest, c.hash
+                FROM {schema}.change c
                 WHERE c.shard = h.shard AND c.n >= h.n AND c.n <= h.upto AND c.n < coalesce(h.cut_at, h.upto + 1)
                 ORDER BY c.n LIMIT %(rows)s) c) scanned
       WHERE key >= %(prefix)s AND key < %(beyond)s AND (n > from_n OR part > from_part)) c

@@ -17,7 +17,9 @@ SELECT c.epoch, NULL, c.version, c.op, c.change_id, c.parent_change_id, c.n, c.a
        (SELECT h.hash FROM {schema}.change h WHERE h.key = c.key AND h.version = c.version - 1)
 FROM {schema}.state s
 LEFT JOIN LATERAL (
-    SELECT * FROM {schema}.change h
+    SELECT h.key, h.version, h.change_id, h.parent_change_id, h.epoch, h.n, h.op, h.value, h.encoding, h.schema,
+           h.writer, h.actor, h.reason, h.gap, h.at, h.packed, h.size, h.digest, h.hash
+    FROM {schema}.change h
     WHERE h.key = s.key AND h.version <= %(version)s AND h.n <= %(n)s AND h.at <= %(time)s
     ORDER BY h.version DESC LIMIT 1) c ON true
 WHERE s.key = %(key)s OR (%(whole)s AND s.key > %(key)s || '/' AND s.key < %(beyond)s)

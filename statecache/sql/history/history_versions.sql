@@ -13,7 +13,9 @@ SELECT epoch, NULL, version, op, change_id, parent_change_id, n, at, writer, act
        hash,
        CASE WHEN lag(version) OVER chain = version - 1 THEN lag(hash) OVER chain
             ELSE (SELECT h.hash FROM {schema}.change h WHERE h.key = c.key AND h.version = c.version - 1) END
-FROM (SELECT * FROM {schema}.change
+FROM (SELECT key, version, change_id, parent_change_id, epoch, n, op, value, encoding, schema, writer, actor, reason,
+             gap, at, packed, size, digest, hash
+      FROM {schema}.change
       WHERE key = %(key)s AND version >= %(first)s AND version <= %(last)s
       ORDER BY CASE WHEN %(down)s THEN -version ELSE version END LIMIT %(limit)s) c
 WINDOW chain AS (ORDER BY version)

@@ -7,7 +7,8 @@ WITH from_n AS MATERIALIZED (
     SELECT c.key, c.version, c.n, c.hash IS NULL AND (c.digest IS NOT NULL OR c.value IS NOT NULL) AS lacks,
            CASE WHEN c.hash IS NULL AND c.digest IS NULL THEN coalesce(octet_length(c.value), 0) ELSE 0 END AS weight
     FROM from_n f CROSS JOIN LATERAL (
-        SELECT * FROM {schema}.change c WHERE c.shard = %(shard)s AND c.n > f.hashed AND c.n <= f.flushed
+        SELECT c.key, c.version, c.n, c.hash, c.digest, c.value FROM {schema}.change c
+        WHERE c.shard = %(shard)s AND c.n > f.hashed AND c.n <= f.flushed
         ORDER BY c.n LIMIT %(rows)s) c
 ), weighed AS (
     SELECT n, sum(weight) OVER (ORDER BY n RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW EXCLUDE GROUP) AS before

@@ -31,7 +31,9 @@ FROM (SELECT *, sum(weight) OVER (ORDER BY key, version) - weight AS bytes_befor
                        ORDER BY h.version DESC LIMIT 1), 0) END AS behind,
                    greatest(coalesce(octet_length(c.packed), octet_length(c.value), 0), coalesce(c.size, 0) / 32)
                    + CASE WHEN s.version = c.version THEN octet_length(s.value) ELSE 0 END AS weight
-            FROM (SELECT * FROM {schema}.change
+            FROM (SELECT key, version, change_id, parent_change_id, shard, epoch, n, op, value, encoding, schema,
+                         writer, actor, reason, gap, at, packed, keyframe, size, digest, hash
+                  FROM {schema}.change
                   WHERE (key, version) > (%(after)s, %(after_version)s) AND key >= %(prefix)s AND key < %(beyond)s
                   ORDER BY key, version LIMIT %(rows)s) c
             LEFT JOIN {schema}.shard w ON w.shard = c.shard

@@ -6,7 +6,8 @@ SELECT key, op, CASE WHEN %(values)s::boolean THEN value ELSE ''::bytea END, ver
 FROM (
     SELECT *, sum(octet_length(value)) OVER up_to_it - octet_length(value) AS bytes_before
     FROM (
-        SELECT * FROM {schema}.state
+        SELECT key, op, value, version, epoch, n, change_id, parent_change_id, encoding, schema, writer, updated_at
+        FROM {schema}.state
         WHERE key > %(after)s AND key >= %(least)s AND key < %(before)s AND key <= %(most)s
               AND op IN ('set', 'quarantined')
               AND schema <> ALL (%(without)s::text[])

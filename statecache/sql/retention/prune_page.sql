@@ -9,7 +9,7 @@ WITH looked AS MATERIALIZED (
     SELECT key, version, n, op, shard, coalesce(keyframe, version) AS base, digest IS NOT NULL AS known,
            coalesce(octet_length(packed), octet_length(value)) AS bytes,
            lead(at) OVER chain AS next_at
-    FROM (SELECT * FROM {schema}.change
+    FROM (SELECT key, version, n, op, shard, keyframe, digest, packed, value, at FROM {schema}.change
           WHERE (key, version) >= (%(key)s, %(version)s) AND key < %(beyond)s
           ORDER BY key, version LIMIT %(rows)s) c
     WINDOW chain AS (PARTITION BY key ORDER BY version)
