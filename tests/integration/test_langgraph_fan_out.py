@@ -180,3 +180,17 @@ async def test_a_thread_with_writes_of_many_tasks_can_be_copied_again(
     for _ in range(2):
         await saver.acopy_thread("t", "copied")
         assert await _pending(saver, config("copied")) == {task: [value] for task, value in values.items()}
+
+
+@pytest.mark.parametrize("channel", ["__interrupt__", "__resume__", "__error__"])
+async def test_a_copy_of_many_tasks_writes_has_what_replaced_others_since(channel: str, saver: StateCacheSaver) -> None:
+    """The first stands in the checkpoint itself, to which nothing is added once it has no room for other tasks."""
+    at = await put(saver, "t")
+    await saver.aput_writes(at, [(channel, ["yes"])], "asking")
+    await asyncio.gather(*(saver.aput_writes(at, [("n", number)], f"task-{number}") for number in range(12)))
+    await saver.aput_writes(at, [(channel, ["yes", "and 500"])], "asking")
+    wanted = {f"task-{number}": [number] for number in range(12)} | {"asking": [["yes", "and 500"]]}
+    assert await _pending(saver, at) == wanted
+    for _ in range(2):
+        await saver.acopy_thread("t", "copied")
+        assert await _pending(saver, config("copied")) == wanted

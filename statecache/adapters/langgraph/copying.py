@@ -115,11 +115,11 @@ def _is_there(document: Document, target: Place) -> Plan[bool]:
 
 
 def _copy_writes(document: Document, target: Place, done: Collection[Document], recent: Recent) -> Plan[None]:
-    """Copy what tasks have written at a checkpoint, but for what is done."""
-    tasks = {(one["task_id"], one["idx"]) for one in done}
+    """Copy what tasks have written at a checkpoint, but for what is done and was not replaced since."""
+    there = {(one["task_id"], one["idx"]): one for one in done}
     more: dict[str, list[Document]] = {}
     for one in (yield from writes_of(document)):
-        if (one["task_id"], one["idx"]) not in tasks:
+        if not same(one, there.get((one["task_id"], one["idx"]))):
             more.setdefault(one["task_id"], []).append(one)
     yield from put_writes(target, document["checkpoint_id"], more, recent)
 
