@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -261,3 +262,122 @@ async def test_what_they_are_made_of_goes_ahead_where_one_commit_has_no_room_for
         latest = await puts(saver)
         await only_newest()
         await is_kept(settings, latest)
+
+
+async def is_gone(settings: Settings, graph_with: Callable[[StateCacheSaver], Any], which: RunnableConfig) -> bool:
+    """Return whether a process that holds nothing is told that a policy has let values of a checkpoint go."""
+    async with StateCacheSaver(settings) as fresh:
+        try:
+            await graph_with(fresh).aget_state(which)
+        except VersionNotFound:
+            return True
+    return False
+
+
+async def test_who_goes_back_to_what_it_holds_alone_puts_it_again_for_all(
+    saver: StateCacheSaver, settings: Settings, only_newest: LetGo
+) -> None:
+    """A fork, a fork of a checkpoint that is on no way to the latest any more, and so on."""
+    with_text = partial(graph_of, text=True)
+    mine, forked = with_text(saver), 0
+    await play(mine, 5)
+    for old in [one async for one in mine.aget_state_history(config("42"))][3:-1:3]:
+        await only_newest()
+        forked += await is_gone(settings, with_text, old.config)
+        await mine.aupdate_state(old.config, {"text": "edited"}, as_node="note")
+        async with StateCacheSaver(settings) as fresh:
+            found = await with_text(fresh).aget_state(config("42"))
+            assert found.values == old.values | {"text": "edited"}
+            assert await told(with_text(fresh), "42", limit=1) == {
+                found.config["configurable"]["checkpoint_id"]: found.values
+            }
+            on = await with_text(fresh).ainvoke({"notes": ["on"]}, config("42"))
+            assert on["notes"][: len(old.values["notes"]) + 1] == [*old.values["notes"], "on"]
+    assert forked > 1
+
+
+async def test_a_run_from_what_this_process_holds_alone_is_gone_on_with_by_all(
+    saver: StateCacheSaver, settings: Settings, only_newest: LetGo
+) -> None:
+    await play(graph_of(saver), 5)
+    history = [one async for one in graph_of(saver).aget_state_history(config("42"))]
+    await only_newest()
+    ends = [one for one in history if not one.next and await is_gone(settings, graph_of, one.config)]
+    for end in ends:
+        mine = await graph_of(saver).ainvoke({"notes": ["said otherwise"]}, end.config)
+        await only_newest()
+        async with StateCacheSaver(settings) as fresh:
+            assert (await graph_of(fresh).aget_state(config("42"))).values == mine
+            await graph_of(fresh).ainvoke({"notes": ["on"]}, config("42"))
+    assert ends
+
+
+async def test_a_head_goes_back_to_what_this_process_holds_alone(
+    saver: StateCacheSaver, settings: Settings, only_newest: LetGo
+) -> None:
+    before = await play(graph_of(saver), 7)
+    await only_newest()
+    await saver.adelete_for_runs(["run 6", "run 5"])
+    await only_newest()
+    async with StateCacheSaver(settings) as fresh:
+        latest = await graph_of(fresh).aget_state(config("42"))
+    assert latest.values == before[latest.config["configurable"]["checkpoint_id"]]
+    assert len(latest.values["notes"]) == 10
+
+
+async def made_of_an_ancestor(saver: StateCacheSaver, first: RunnableConfig) -> RunnableConfig:
+    """Go on from a checkpoint, with a delta channel that is made of its value."""
+    return await put(saver, "42", {"n": 9}, parent=first, **made_of_earlier(9))
+
+
+async def with_the_parent_s(saver: StateCacheSaver, first: RunnableConfig) -> RunnableConfig:
+    """Go on from a checkpoint, with a delta channel that has not changed."""
+    fork = checkpoint({"n": 9}, channel_versions={"notes": 1, "n": 9})
+    return await saver.aput(first, fork, METADATA, {"n": 9})
+
+
+Forks = Callable[[StateCacheSaver, RunnableConfig], Awaitable[RunnableConfig]]
+
+
+@pytest.mark.parametrize("forks", [made_of_an_ancestor, with_the_parent_s])
+async def test_a_fork_of_what_is_gone_is_refused_before_anything_is_written(
+    saver: StateCacheSaver, cache: AsyncStateCache, settings: Settings, only_newest: LetGo, forks: Forks
+) -> None:
+    first = await put(saver, "42", {"notes": large(1), "n": 1})
+    second = await put(saver, "42", {"notes": large(2), "n": 2}, parent=first, version=2)
+    await only_newest()
+
+    async def states() -> dict[str, str]:
+        return {one.key: one.change_id async for one in cache.list("langgraph/", values=False)}
+
+    async with StateCacheSaver(settings) as fresh:
+        before = await states()
+        with pytest.raises(VersionNotFound, match="ch/-/notes"):
+            await forks(fresh, first)
+        assert await states() == before
+        assert (await got(fresh, config("42"))).config == second
+        fork = await forks(saver, first)
+        assert (await got(fresh, config("42"))).config == fork
+        held = await fresh.aget_delta_channel_history(config=fork, channels=["notes"])
+        own = (await got(fresh, fork)).checkpoint["channel_values"].get("notes")
+        assert (own or held["notes"]["seed"]) == large(1)
+
+
+async def test_a_copy_that_has_lost_what_a_later_fork_is_made_of_is_not_gone_on_with(
+    saver: StateCacheSaver, settings: Settings, only_newest: LetGo
+) -> None:
+    first = await put(saver, "42", {"notes": large(1), "n": 1})
+    second = await put(saver, "42", {"notes": large(2), "n": 2}, parent=first, version=2)
+    await saver.acopy_thread("42", "copy")
+    await made_of_an_ancestor(saver, first)
+    await only_newest()
+    async with StateCacheSaver(settings) as fresh:
+        with pytest.raises(VersionNotFound, match="copy/ch/-/notes"):
+            await fresh.acopy_thread("42", "copy")
+        left = await got(fresh, config("copy"))
+        assert left.checkpoint == (await got(saver, second)).checkpoint
+        await fresh.acopy_thread("42", "another")
+        await saver.acopy_thread("42", "copy")
+        for thread in ("another", "copy"):
+            held = await fresh.aget_delta_channel_history(config=config(thread), channels=["notes"])
+            assert held["notes"]["seed"] == large(1)

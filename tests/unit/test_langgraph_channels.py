@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -117,7 +118,7 @@ def test_of_a_fork_that_no_commit_has_room_for_what_has_not_changed_is_put_ahead
 def test_a_head_that_goes_back_to_more_than_a_commit_holds_has_it_put_again_ahead(view: Any, first: Any) -> None:
     before, seen = latest(view)["id"], list[str]()
     looking: Any = Looking(view, lambda _: None, lambda: seen.append(latest(view)["id"]))
-    run(looking, delete_for_runs(["second"]))
+    run(looking, delete_for_runs(["second"], Recent()))
     assert latest(view) == first
     assert seen == [before, before, first["id"]]
     late = made({"a": LARGE, "b": LARGE, "c": LARGE}, 7, 7, 7, id="0")
@@ -152,6 +153,23 @@ def test_what_comes_late_is_put_beside_what_the_latest_names(view: Any) -> None:
     on = made({"a": LARGE, "n": 9}, 2, 9)
     put_one(view, one["id"], on, "n")
     assert latest(view) == on
+
+
+def test_the_same_fork_put_again_has_its_value_put_again_though_the_state_that_it_names_has_lost_it(view: Any) -> None:
+    one, two, fork = made({"a": LARGE}, 1), made({"a": f"2{LARGE}"}, 2), made({"a": LARGE, "n": 1}, 1, 3)
+    put_one(view, None, one, "a")
+    put_one(view, one["id"], two, "a")
+    put_one(view, one["id"], fork, "n")
+    view.delete(PLACE.channel("a"))
+    view.set(PLACE.channel("a"), {"checkpoint_id": "another", "value": "another"})
+    view.update(PLACE.checkpoint(fork["id"]), partial(_naming, version=9))
+    put_one(view, one["id"], fork, "n")
+    assert latest(view) == fork
+
+
+def _naming(document: Any, version: int) -> Any:
+    forms = document["channel_values"]
+    return document | {"channel_values": forms | {"a": forms["a"] | {"versions": [version]}}}
 
 
 def test_a_delta_channel_without_a_value_is_made_of_what_ancestors_hold_if_it_was_ever_written() -> None:

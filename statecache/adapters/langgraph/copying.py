@@ -81,7 +81,7 @@ class _Copying:
             return
         if not is_there:
             yield from self._copy_what_it_is_made_of(document, target)
-            yield from _copy_values(document, target, values, self._recent)
+            yield from _copy_values(document, target, values, self._recent, is_whole=True)
         yield from _copy_writes(document, target, [] if is_there else document["writes"], self._recent)
 
     def _copy_what_it_is_made_of(self, document: Document, target: Place) -> Plan[None]:
@@ -98,7 +98,7 @@ class _Copying:
             ancestor = yield from _read(one_s_name)
             if ancestor is not None:
                 values, _ = yield from kept_values(ancestor, self._recent)
-                yield from _copy_values(ancestor, target, values, self._recent)
+                yield from _copy_values(ancestor, target, values, self._recent, is_whole=False)
                 yield from _copy_writes(ancestor, target, ancestor["writes"], self._recent)
 
 
@@ -124,8 +124,13 @@ def _copy_writes(document: Document, target: Place, done: Collection[Document], 
     yield from put_writes(target, document["checkpoint_id"], more, recent)
 
 
-def _copy_values(document: Document, target: Place, values: dict[str, Packed], recent: Recent) -> Plan[None]:
-    """Copy a checkpoint with these values of its channels, and the pending writes that stand in it."""
+def _copy_values(
+    document: Document, target: Place, values: dict[str, Packed], recent: Recent, *, is_whole: bool
+) -> Plan[None]:
+    """Copy a checkpoint with these values of its channels, and the pending writes that stand in it.
+
+    Raises VersionNotFound for one that is to be whole, where a policy has let go in the copy what it is made of.
+    """
     place = place_of(document)
     parent_id, versions = document["parent_checkpoint_id"], document["checkpoint"].get("channel_versions", {})
     parent = (yield from document_of(place, parent_id)) if parent_id else None
@@ -142,4 +147,5 @@ def _copy_values(document: Document, target: Place, values: dict[str, Packed], r
         else:
             changed[channel] = values[channel]
     copied = document | {"thread_id": target.thread_id}
-    yield from commit(Draft(target, copied, versions, changed, kept, copied["writes"], lost=lost), recent)
+    draft = Draft(target, copied, versions, changed, kept, copied["writes"], lost=None if is_whole else lost)
+    yield from commit(draft, recent)

@@ -5,8 +5,9 @@ for again, the newest one is in Redis, and an older one comes from the history. 
 together, what they need of one channel's history is read at once.
 
 Retention lets old versions go, and an export takes only the newest ones along. So what the latest checkpoint names is
-always the newest: whoever has the head name a checkpoint whose values were written over since puts these again. Their
-versions are others after a `rollback`, or an import elsewhere: by its digest a piece is known all the same.
+always the newest: whoever has the head name a checkpoint whose values were written over since puts these again, of what
+this process holds or the history keeps, and is refused where neither does. Their versions are others after a
+`rollback`, or an import elsewhere: by its digest a piece is known all the same.
 """
 
 from __future__ import annotations
@@ -218,25 +219,27 @@ def _is(state: State[Any] | None, one: PieceName) -> bool:
     return state.version == one.version or digest_of(piece_of(state.value)) == one.digest
 
 
-def not_newest(document: Document, forms: Mapping[str, Form]) -> Plan[tuple[dict[str, Packed], bool]]:
+def not_newest(
+    document: Document, forms: Mapping[str, Form], recent: Recent
+) -> Plan[tuple[dict[str, Packed], dict[str, VersionNotFound]]]:
     """Return those large values of a checkpoint, of these forms, that are not the newest of their states.
 
-    Also return whether there are some that the history does not hold any more: these are left out.
+    Also return of which channels there is none any more, in this process or in the history, and what says so.
     """
-    values, lost = dict[str, Packed](), False
+    values, lost = dict[str, Packed](), dict[str, VersionNotFound]()
     large = [*_large(document, forms)]
     names = [copy or one.name for each in large for one, copy in each.pieces.items()]
     newest: dict[str, State[Any] | None] = (yield from call("get_many", names, read="primary")) if names else {}
     for each in large:
         states = {one: newest[copy or one.name] for one, copy in each.pieces.items()}
-        if all(_is(state, one) for one, state in states.items()):
+        there = {one: piece_of(state.value) for one, state in states.items() if state is not None and _is(state, one)}
+        if len(there) == len(each.pieces):
             continue
+        there |= recent.pieces(_without(each.pieces, there))
         try:
-            for one, copy in each.pieces.items():
-                if not _is(states[one], one):
-                    states[one] = yield from _older(one, copy)
-        except VersionNotFound:
-            lost = True
+            there |= yield from _each(_without(each.pieces, there), each.pieces)
+        except VersionNotFound as error:
+            lost[each.channel] = error
         else:
-            values[each.channel] = joined(each.form, (piece_of(state.value) for state in states.values() if state))
+            values[each.channel] = joined(each.form, (there[one] for one in each.pieces))
     return values, lost

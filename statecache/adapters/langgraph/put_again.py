@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from statecache import Set, State
+from statecache import Set, State, VersionNotFound
 from statecache.adapters.langgraph.ancestors import seeds_of
 from statecache.adapters.langgraph.channels import (
     has_room,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from statecache.adapters.langgraph.names import Place
+    from statecache.adapters.langgraph.recent import Recent
 
 
 class Part(NamedTuple):
@@ -39,20 +40,22 @@ class Part(NamedTuple):
     again: Mapping[str, Packed]
 
 
-def seeds_again(place: Place, document: Document, doomed: Collection[str] = ()) -> Plan[tuple[list[Part], bool]]:
+def seeds_again(
+    place: Place, document: Document, recent: Recent, doomed: Collection[str] = ()
+) -> Plan[tuple[list[Part], dict[str, VersionNotFound]]]:
     """Return what is not the newest of the values that a checkpoint's delta channels are made of.
 
-    Also return whether there are some that the history does not hold any more. Ancestors that are `doomed`, by the last
-    segments of their names, are taken for deleted.
+    Also return of which channels there is none any more, in this process or in the history, and what says so. Ancestors
+    that are `doomed`, by the last segments of their names, are taken for deleted.
     """
-    parts, lost = list[Part](), False
+    parts, lost = list[Part](), dict[str, VersionNotFound]()
     for seed, channels in (yield from seeds_of(place, document, doomed)):
         forms = {channel: seed["channel_values"][channel] for channel in channels}
-        again, are_lost = yield from not_newest(seed, forms)
+        again, are_lost = yield from not_newest(seed, forms, recent)
         name = place.checkpoint(seed["checkpoint_id"])
         state = (yield from call("get", name, read="primary")) if again else None
         parts += [Part(state, again)] if state is not None and holds_checkpoint(state.value) else []
-        lost = lost or are_lost
+        lost |= are_lost
     return parts, lost
 
 

@@ -9,6 +9,8 @@ What the latest checkpoint names of large values is the newest of their states, 
 latest names what it has not changed as that does. One that follows another and becomes the latest puts what it names
 anew, where that is not the newest any more: in its own commit, or where that has no room, ahead of it, in states that
 the latest until then does not name. In such states the values of a checkpoint stand that does not become the latest.
+The same goes for what its delta channels are made of. Where a policy has let some of it go that this process does not
+hold, nothing is put.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from statecache import AlreadyExists, Create, LimitExceeded, Set, State, VersionConflict
+from statecache import AlreadyExists, Create, LimitExceeded, Set, State, VersionConflict, VersionNotFound
 from statecache.adapters.langgraph.channels import (
     holds,
     latest_id_of,
@@ -59,8 +61,8 @@ ATTEMPTS_MAX = 30
 class Draft:
     """A checkpoint to be put: its document, the values that changed with it, and those that did not.
 
-    Of what did not change, `kept` has a function that packs it, for where the parent does not have it, or None. What is
-    `lost` is named as it is, and not put.
+    Of what did not change, `kept` has a function that packs it, for where the parent does not have it, or None. A draft
+    that says what is `lost` is put as far as its values are kept, and what is lost is named as it is.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Draft:
     ) -> None:  # fmt: skip
         self.place, self.document, self.versions = place, document, versions
         self.changed, self.kept, self.writes, self.lost = changed, kept, writes or [], lost or {}
+        self.is_whole = lost is None
         self.checkpoint_id: str = document["checkpoint_id"]
         self.parent_id: str | None = document["parent_checkpoint_id"]
 
@@ -103,12 +106,12 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
         found: dict[str, State[Any] | None] = {} if attempt else _remembered(draft, recent)
         found |= yield from read_states([one for one in names if one not in found], read)
         known, head = found.get(name), found[place.head]
-        large = yield from _large(draft, found.get(parent), known, head, found, too_large)
+        large = yield from _large(draft, found.get(parent), known, head, found, too_large, recent)
         found |= yield from read_states([one for one in large.names(place) if one not in found], read)
         sets, named = yield from sets_of(place, large.of, draft.versions, large.packed, large.beside, found, read)
         forms, versions = large.forms | named, [version for form in named.values() for version in form["versions"]]
         document = draft.document | {"channel_values": forms} | _writes(draft, known)
-        seeds = yield from _seeds(draft, document, head)
+        seeds = yield from _seeds(draft, document, head, recent)
         new = known is None and is_first(head, draft.checkpoint_id)
         over = Create(name, document, assume_new=True) if new else Set(name, document, expected=known)
         try:
@@ -147,7 +150,7 @@ class _Large(NamedTuple):
 
 def _large(
     draft: Draft, parent: State[Any] | None, known: State[Any] | None, head: State[Any] | None,
-    found: Mapping[str, State[Any] | None], too_large: LimitExceeded | None,
+    found: Mapping[str, State[Any] | None], too_large: LimitExceeded | None, recent: Recent,
 ) -> Plan[_Large]:  # fmt: skip
     """Return what is put of large values, and where, with the head as it is.
 
@@ -163,7 +166,9 @@ def _large(
     again = dict[str, Packed]()
     if moves:
         unchanged = {channel: form for channel, form in forms.items() if channel in draft.kept}
-        again, _ = yield from not_newest(draft.document, unchanged)
+        again, lost = yield from not_newest(draft.document, unchanged, recent)
+        again |= {channel: pack() for channel in lost if (pack := draft.kept[channel]) is not None}
+        _refuse_lost(draft, {channel: error for channel, error in lost.items() if channel not in again})
         packed |= again
     by_size = sorted(packed, key=lambda channel: len(packed[channel].data), reverse=True)
     first = sorted(by_size[:OWN_STATES_MAX], key=lambda channel: channel in draft.changed)
@@ -201,9 +206,19 @@ def _moves(draft: Draft, head: State[Any] | None) -> bool:
     return bool(latest_id) and latest_id != draft.parent_id and latest_id <= draft.checkpoint_id
 
 
-def _seeds(draft: Draft, document: Document, head: State[Any] | None) -> Plan[list[Part]]:
+def _seeds(draft: Draft, document: Document, head: State[Any] | None, recent: Recent) -> Plan[list[Part]]:
     """Return what is put again with a checkpoint of the values that its delta channels are made of."""
-    return (yield from seeds_again(draft.place, document))[0] if _moves(draft, head) else []
+    if not _moves(draft, head):
+        return []
+    seeds, lost = yield from seeds_again(draft.place, document, recent)
+    _refuse_lost(draft, lost)
+    return seeds
+
+
+def _refuse_lost(draft: Draft, lost: Mapping[str, VersionNotFound]) -> None:
+    """Raise VersionNotFound where a checkpoint is to be whole, and a policy has let go what it would be made of."""
+    if draft.is_whole and lost:
+        raise next(iter(lost.values()))
 
 
 def _committed(

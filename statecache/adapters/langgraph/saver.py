@@ -118,7 +118,11 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
         self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:  # fmt: skip
-        """Put a checkpoint, in one commit, and return the configuration that names it."""
+        """Put a checkpoint, in one commit, and return the configuration that names it.
+
+        Raises VersionNotFound, and puts nothing, for a fork that would be the latest, and that takes over what the
+        namespace's policy has let go and this process does not hold.
+        """
         self._clients.run(self._put(config, checkpoint, metadata, new_versions))
         return config_of(_place(config), checkpoint["id"])
 
@@ -198,14 +202,17 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
         Raises UsageError, and deletes nothing, where of what would be left of a thread the namespace's policy has let
         values go, so that none of it could be read.
         """
-        self._clients.run(to_its_end(threads.delete_for_runs(_sequence(run_ids, "run_ids"))))
+        self._clients.run(to_its_end(threads.delete_for_runs(_sequence(run_ids, "run_ids"), self._recent)))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Do what `delete_for_runs` does."""
-        await self._clients.arun(to_its_end(threads.delete_for_runs(_sequence(run_ids, "run_ids"))))
+        await self._clients.arun(to_its_end(threads.delete_for_runs(_sequence(run_ids, "run_ids"), self._recent)))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy all checkpoints of a thread to another one, which may have some; cut off, it may be called again."""
+        """Copy all checkpoints of a thread to another one, which may have some; cut off, it may be called again.
+
+        Raises VersionNotFound at a fork that takes over what the namespace's policy has let go of the other thread.
+        """
         self._clients.run(self._copy(source_thread_id, target_thread_id))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:

@@ -61,7 +61,7 @@ def _in_commits(steps: Sequence[Any]) -> Plan[None]:
     yield from commits(steps[at : at + _STATES_PER_COMMIT] for at in range(0, len(steps), _STATES_PER_COMMIT))
 
 
-def delete_for_runs(run_ids: Iterable[str]) -> Plan[None]:
+def delete_for_runs(run_ids: Iterable[str], recent: Recent) -> Plan[None]:
     """Delete the checkpoints that runs have put, in whatever thread.
 
     Raises UsageError, and deletes nothing, where a thread would keep checkpoints, and none that can be read.
@@ -77,13 +77,13 @@ def delete_for_runs(run_ids: Iterable[str]) -> Plan[None]:
         if state is not None:
             places.append((place_of(own(state)), segments))
     for place, segments in places if len(places) > 1 else ():
-        yield from _refuse_unreadable(place, segments)
+        yield from _refuse_unreadable(place, segments, recent)
     for place, segments in places:
-        yield from drop(place, segments)
+        yield from drop(place, segments, recent)
     yield from proven(below=[""])  # what an earlier call has deleted is not found, whatever thread it is of
 
 
-def drop(place: Place, doomed: set[str]) -> Plan[None]:
+def drop(place: Place, doomed: set[str], recent: Recent) -> Plan[None]:
     """Delete checkpoints by the last segments of their names, and move the head to the latest of those that stay."""
     for attempt in range(ATTEMPTS_MAX):
         head: State[Any] | None = yield from call("get", place.head, read="primary")
@@ -95,7 +95,7 @@ def drop(place: Place, doomed: set[str]) -> Plan[None]:
         steps: list[Any] = [Delete(name_of(state.key), expected=state) for state in gone]
         try:
             if head is not None and checkpoint_segment(told(head)["checkpoint_id"]) in doomed:
-                parts = yield from _newest(place, stay, doomed)
+                parts = yield from _newest(place, stay, doomed, recent)
                 if parts:
                     steps = [*(yield from moved_back(place, head, parts)), *steps]
                 else:
@@ -110,15 +110,16 @@ def drop(place: Place, doomed: set[str]) -> Plan[None]:
             return
 
 
-def _refuse_unreadable(place: Place, doomed: Collection[str]) -> Plan[None]:
+def _refuse_unreadable(place: Place, doomed: Collection[str], recent: Recent) -> Plan[None]:
     """Raise what `drop` raises before it deletes anything."""
     head: State[Any] | None = yield from call("get", place.head, read="primary")
     if head is not None and checkpoint_segment(told(head)["checkpoint_id"]) in doomed:
         states = yield from own_states(place.checkpoints, values=False)
-        yield from _newest(place, [name_of(one.key) for one in states if segment_of(one.key) not in doomed], doomed)
+        stay = [name_of(one.key) for one in states if segment_of(one.key) not in doomed]
+        yield from _newest(place, stay, doomed, recent)
 
 
-def _newest(place: Place, names: Iterable[str], doomed: Collection[str]) -> Plan[list[Part]]:
+def _newest(place: Place, names: Iterable[str], doomed: Collection[str], recent: Recent) -> Plan[list[Part]]:
     """Return the newest checkpoint of these that can be read, with what its delta channels are made of.
 
     It is the first; nothing is returned where there is no checkpoint. Where there are some, and of each a policy has
@@ -128,7 +129,7 @@ def _newest(place: Place, names: Iterable[str], doomed: Collection[str]) -> Plan
     for name in names:
         state = yield from call("get", name, read="primary")
         if state is not None and holds_checkpoint(state.value):
-            parts = yield from _parts(place, state, doomed)
+            parts = yield from _parts(place, state, doomed, recent)
             if parts:
                 return parts
             are_lost = True
@@ -138,13 +139,13 @@ def _newest(place: Place, names: Iterable[str], doomed: Collection[str]) -> Plan
     return []
 
 
-def _parts(place: Place, state: State[Any], doomed: Collection[str]) -> Plan[list[Part]]:
+def _parts(place: Place, state: State[Any], doomed: Collection[str], recent: Recent) -> Plan[list[Part]]:
     """Return a checkpoint and the ancestors that its delta channels are made of; nothing where values are lost."""
     document = own(state)
-    again, lost = yield from not_newest(document, document["channel_values"])
+    again, lost = yield from not_newest(document, document["channel_values"], recent)
     if lost:
         return []
-    seeds, lost = yield from seeds_again(place, document, doomed)
+    seeds, lost = yield from seeds_again(place, document, recent, doomed)
     return [] if lost else [Part(state, again), *seeds]
 
 
@@ -163,7 +164,7 @@ def keep_latest(place: Place, recent: Recent) -> Plan[None]:
         kept = {checkpoint_segment(one["checkpoint_id"]) for one in chain}
         newest = checkpoint_segment(document["checkpoint_id"])
         states = yield from own_states(at.checkpoints, after=at.checkpoints + newest, values=False)
-        yield from drop(at, {segment_of(state.key) for state in states} - kept)
+        yield from drop(at, {segment_of(state.key) for state in states} - kept, recent)
         yield from _cut(at, chain[-1])
     yield from proven_thread(place)
 
