@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
+import signal
 from asyncio import to_thread
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import count
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import psycopg
 import pytest
@@ -115,6 +117,61 @@ def test_a_thread_that_our_serializer_cannot_write_is_named_too(settings: Settin
         assert list(done.failed) == ["m"]
         assert ": TypeError: " in done.failed["m"]
         assert [all_told(ours, one) for one in ("a", "z")] == [all_told(theirs, one) for one in ("a", "z")]
+
+
+@dataclass
+class Said:
+    """What is decoded part by part; `when` is asked as it is."""
+
+    what: Any
+    when: ClassVar[Callable[[], object]] = int
+
+    def __post_init__(self) -> None:
+        Said.when()
+
+
+@pytest.fixture
+def interrupting() -> Iterator[Callable[[], None]]:
+    """Have a Ctrl-C come while the next value is decoded."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupt() -> None:
+        Said.when = int
+        signal.raise_signal(signal.SIGINT)
+
+    def interrupting() -> None:
+        Said.when = interrupt
+
+    yield interrupting
+    Said.when = int
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("said", [Said("hello"), Said(Said("hello"))], ids=["raised", "taken-for-None"])
+def test_an_interrupt_that_a_decoder_loses_ends_the_import_and_blames_no_value(
+    settings: Settings, interrupting: Callable[[], None], said: Said
+) -> None:
+    theirs, one = InMemorySaver(), checkpoint({"said": said})
+    configs = [theirs.put(config(thread), one, METADATA, {"said": 1}) for thread in ("a", "b")]
+    with StateCacheSaver(settings) as ours:
+        interrupting()
+        with pytest.raises(KeyboardInterrupt):
+            importing.import_checkpoints(configs, theirs, ours, progress=lambda _: None)
+        assert [*ours.list(None)] == []
+        done = importing.import_checkpoints(configs, theirs, ours, progress=lambda _: None)
+        assert (done.written, done.failed) == (2, {})
+        assert [found.checkpoint for found in ours.list(None)] == [one, one]
+
+
+def test_an_interrupt_that_ends_the_import_at_once_is_the_same(
+    settings: Settings, interrupting: Callable[[], None]
+) -> None:
+    theirs = InMemorySaver()
+    configs = [theirs.put(config("a"), checkpoint({"n": 1}), METADATA, {"n": 1})]
+    with StateCacheSaver(settings) as ours:
+        interrupting()
+        with pytest.raises(KeyboardInterrupt):
+            importing.import_checkpoints(configs, theirs, ours, progress=lambda _: Said("hello"))
 
 
 class Numbered(CipherProtocol):

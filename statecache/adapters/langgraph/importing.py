@@ -33,6 +33,7 @@ from statecache import (
     VersionNotFound,
 )
 from statecache.adapters.imported import REFUSED, why
+from statecache.adapters.langgraph.interrupts import Interrupts
 from statecache.adapters.langgraph.left_alone import Importing, LeftAlone, Source, ThreadAsFound
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.saver import StateCacheSaver
@@ -84,37 +85,51 @@ def import_checkpoints(
 
     `progress` is told how many it has gone through. One that is gone meanwhile is passed over.
     """
-    done, serde = ImportedThreads(), target.serde
-    for thread_id, thread in groupby(configs, key=lambda one: one["configurable"]["thread_id"]):
-        done.threads += 1
-        importing = copy(target)
-        importing._clients = plans = Importing(target._clients)  # type: ignore[assignment]
-        try:
-            here = ThreadAsFound(thread_id, target, plans, source, partial(_has_more, serde=serde))
-            for config in thread:
-                found = source.get_tuple(config)
-                if found is None:
-                    continue
-                there = target._clients.run(target._get_without_values(found.config))
-                if there is not None and not _written(found, serde) - _written(there, serde):
-                    done.same += 1
-                elif here.leaves_alone(found.config, is_there=there is not None) or not (
-                    dry_run or _is_put(found, source, importing, here, is_there=there is not None)
-                ):
-                    done.kept += [] if thread_id in done.kept[-1:] else [thread_id]
-                else:
-                    done.written += 1
-                progress(done.same + done.written)
-            if not dry_run:
-                target._clients.run(_proven(thread_id))
-        except (*REFUSED, VersionNotFound) as error:  # the second from a source that keeps histories, as ours does
-            done.failed[thread_id] = why(error)
-        except (StateCacheError, psycopg.Error, RedisError, OSError):
-            raise
-        except Exception as error:  # either's serializer raises anything
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            done.failed[thread_id] = f"its values cannot be read, or not be written: {reason}"
+    done = ImportedThreads()
+    with Interrupts() as interrupts:
+        for thread_id, thread in groupby(configs, key=lambda one: one["configurable"]["thread_id"]):
+            done.threads += 1
+            try:
+                for how in _taken_in(thread_id, thread, source, target, interrupts, dry_run=dry_run):
+                    if how == "kept":
+                        done.kept += [] if thread_id in done.kept[-1:] else [thread_id]
+                    done.same, done.written = done.same + (how == "same"), done.written + (how == "written")
+                    progress(done.same + done.written)
+                if not dry_run:
+                    target._clients.run(_proven(thread_id))
+            except (*REFUSED, VersionNotFound) as error:  # the second from a source that keeps histories, as ours does
+                done.failed[thread_id] = why(error)
+            except (StateCacheError, psycopg.Error, RedisError, OSError):
+                raise
+            except Exception as error:  # either's serializer raises anything, for an interrupt as well
+                interrupts.raise_again()
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                done.failed[thread_id] = f"its values cannot be read, or not be written: {reason}"
     return done
+
+
+def _taken_in(
+    thread_id: str, thread: Iterable[RunnableConfig], source: Source, target: StateCacheSaver, interrupts: Interrupts,
+    *, dry_run: bool,
+) -> Iterator[str]:  # fmt: skip
+    """Put the checkpoints of a thread, and yield what became of each: same, kept or written."""
+    importing, serde = copy(target), target.serde
+    importing._clients = plans = Importing(target._clients)  # type: ignore[assignment]
+    here = ThreadAsFound(thread_id, target, plans, source, partial(_has_more, serde=serde))
+    for config in thread:
+        found = source.get_tuple(config)
+        if found is None:
+            continue
+        there = target._clients.run(target._get_without_values(found.config))
+        interrupts.raise_again()
+        if there is not None and not _written(found, serde) - _written(there, serde):
+            yield "same"
+        elif here.leaves_alone(found.config, is_there=there is not None) or not (
+            dry_run or _is_put(found, source, importing, here, is_there=there is not None)
+        ):
+            yield "kept"
+        else:
+            yield "written"
 
 
 class PostgresCheckpoints:
