@@ -140,7 +140,8 @@ class Modifier(msgspec.Struct, frozen=True):
     """How a write makes its value of what is there, in Redis, and what that may come to.
 
     `verb` is `increment`, `append`, `add` or `remove`; `digest` tells it, with its argument, from others under the same
-    change_id. The value has at most `bytes_max` bytes, and with `keeps_end` it ends when what is there was to end.
+    change_id, but not from one that asks for another end. The value has at most `bytes_max` bytes, and with `keeps_end`
+    it ends when what is there was to end.
     """
 
     verb: str

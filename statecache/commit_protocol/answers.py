@@ -61,7 +61,7 @@ class Found(NamedTuple):
     """What was written, where it was found in the stream; in Postgres it has to be asked for."""
     made: Mapping[int, Made] = {}
     """What modifiers have made, by the place of their key."""
-    bases: Mapping[int, bytes | None] = {}
+    bases: Mapping[int, Made | None] = {}
     """What they had been given, where that is known; None where there was nothing."""
 
 

@@ -59,18 +59,23 @@ def content_of(op: str, value: bytes, encoding: str) -> Content:
 
 def another(
     writes: Sequence[Write], contents: Sequence[Content], committed_at: datetime, made: Mapping[int, Made],
-    bases: Mapping[int, bytes | None],
+    bases: Mapping[int, Made | None],
 ) -> int | None:  # fmt: skip
     """Return the index of the first write that differs from what was found for it, of that time; None where none does.
 
-    A modifier differs where it would have made another value of what was there, if that is known.
+    A modifier differs where it would have made another value of what was there, or one with another end, if that is
+    known.
     """
     for at, (write, found) in enumerate(zip(writes, contents, strict=True)):
+        encoding = stored(write.encoding, committed_at)
         if write.modifier is None:
-            same = content_of(write.op, write.value, stored(write.encoding, committed_at)) == found
+            same = content_of(write.op, write.value, encoding) == found
         else:
-            same = found.op == "set" and (
-                at not in bases or makes(write.modifier.verb, write.value, bases[at], made[at].value)
+            base = bases.get(at)
+            if write.modifier.keeps_end and (base or at not in bases):
+                encoding = base.encoding if base else found.encoding
+            same = (found.op, found.encoding) == ("set", encoding) and (
+                at not in bases or makes(write.modifier.verb, write.value, base and base.value, made[at].value)
             )
         if not same:
             return at

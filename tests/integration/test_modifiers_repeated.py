@@ -149,6 +149,24 @@ async def test_a_named_repeat_answers_as_the_first_and_another_modifier_is_refus
     assert await client.get(KEY) == found
 
 
+@every_redis
+@pytest.mark.parametrize("before_s", [None, 7200], ids=["lasts", "ends"])
+@pytest.mark.parametrize("ttl", [None, 60, 9000])
+async def test_a_named_repeat_with_another_end_is_refused_wherever_the_first_stands(
+    client: AsyncStateCache, move: Callable[[], Awaitable[None]], before_s: int | None, ttl: int | None
+) -> None:
+    await client.set(KEY, 7, ttl=before_s)
+    first = await client.increment(KEY, 5, ttl=ttl, change_id=CHANGE)
+    await move()
+    found = await client.get(KEY)
+    assert await client.increment(KEY, 5, ttl=ttl, change_id=CHANGE) == first
+    for other in {None, 60, 9000} - {ttl}:
+        with pytest.raises(ChangeIdReused) as caught:
+            await client.increment(KEY, 5, ttl=other, change_id=CHANGE)
+        assert caught.value.version == first.version
+    assert await client.get(KEY) == found
+
+
 async def _end(redis_raw: Any, keys: KeySpace) -> None:
     """Let the state have ended a while ago, in its hash and in its entry."""
     stream = keys.changes(keys.shard(KEY))

@@ -79,9 +79,10 @@ def test_what_cannot_be_made_now_could_have_been_by_an_attempt_that_is_under_way
 
 
 def _found(verb: str, argument: bytes, after: bytes, **bases: Any) -> Any:
+    known = [None if base is None else Made(base, "json", "") for base in bases.values()]
     found = Found(
         Position(7, 2), "2026-11-27T08:00:00.000000Z", (5,), ("p",), (content_of("set", after, "json"),),
-        in_stream=True, made={0: Made(after, "json", "")}, bases={0: bases["base"]} if bases else {},
+        in_stream=True, made={0: Made(after, "json", "")}, bases=dict(enumerate(known)),
     )  # fmt: skip
     return after_lookup(_commit(_write("runs/1", verb, argument)), found, [], applied=True)
 

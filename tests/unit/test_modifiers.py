@@ -336,12 +336,12 @@ async def test_a_repeat_answers_as_the_first_and_another_modifier_is_told(fake_c
     appended = await fake_cache.append(log, "a", change_id="first0002", ttl=60)
     for others in range(4):
         assert await fake_cache.increment(KEY, 5, change_id="first0001") == first
-        assert await fake_cache.append(log, "a", change_id="first0002") == appended
+        assert await fake_cache.append(log, "a", change_id="first0002", ttl=60) == appended
         for wrong in (
             fake_cache.increment(KEY, 6, change_id="first0001"),
             fake_cache.append(KEY, 5, change_id="first0001"),
             fake_cache.append(log, "b", change_id="first0002"),
-            fake_cache.add(log, "a", change_id="first0002"),
+            fake_cache.add(log, "a", change_id="first0002", ttl=60),
         ):
             with pytest.raises(ChangeIdReused):
                 await wrong
@@ -353,3 +353,35 @@ async def test_a_repeat_answers_as_the_first_and_another_modifier_is_told(fake_c
     await fake_cache.set("runs/43", 5, change_id="first0003")
     with pytest.raises(ChangeIdReused):
         await fake_cache.increment("runs/43", 4, change_id="first0003")
+
+
+async def test_a_repeat_of_a_modifier_asks_for_the_same_end(fake_cache: AsyncStateCache) -> None:
+    ends = (None, 60, 9000)
+    for name in ("increment", "append", "add", "remove"):
+        verb: Any = getattr(fake_cache, name)
+        for at, ttl in enumerate(ends):
+            key, change_id = f"{KEY}/{name}/{ttl}", f"{name}0000{ttl}"
+            first = await verb(key, 1, ttl=ttl, change_id=change_id)
+            assert (first.expires_at is None) == (ttl is None)
+            for _ in range(2):
+                assert await verb(key, 1, ttl=ttl, change_id=change_id) == first
+                for other in (*ends[:at], *ends[at + 1 :]):
+                    with pytest.raises(ChangeIdReused):
+                        await verb(key, 1, ttl=other, change_id=change_id)
+                await verb(key, 2)
+    await fake_cache.commit([Increment(f"{KEY}/n")], change_id="first0001")
+    with pytest.raises(ChangeIdReused):
+        await fake_cache.commit([Increment(f"{KEY}/n", ttl=60)], change_id="first0001")
+
+
+@pytest.mark.parametrize("ttl", [None, 60])
+async def test_a_modifier_of_a_release_before_is_answered_as_the_first(
+    fake_cache: AsyncStateCache, fake: FakeDeployment, ttl: int | None
+) -> None:
+    """Those noted of none whether it was told its end."""
+    first = await fake_cache.increment(KEY, 5, ttl=ttl, change_id="first0001")
+    state = fake.keys.state(KEY)
+    fake.redis.hset(state, "asked", fake.redis.hget(state, "asked").replace(b"~", b""))
+    assert await fake_cache.increment(KEY, 5, ttl=ttl, change_id="first0001") == first
+    with pytest.raises(ChangeIdReused):
+        await fake_cache.increment(KEY, 5, ttl=9000, change_id="first0001")

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from statecache.model import Write
+from statecache.rules.modifiers import Made, modifier_of
 from statecache.rules.outcomes import Fate, Recorded, another, content_of, fate_of
 
 AT = datetime(2026, 11, 22, tzinfo=UTC)
@@ -57,3 +58,20 @@ def test_writes_that_end_otherwise_are_others(asked: str, ms: int | None, kept_m
     kept = "json" if kept_ms is None else f"json until {round(AT.timestamp() * 1000) + kept_ms}"
     write = Write(key=A, op="set", expected="*", value=b"1", encoding=asked)
     assert another([write], [content_of("set", b"1", kept)], AT, {}, {}) == (None if ms == kept_ms else 0)
+
+
+@pytest.mark.parametrize("asked_ms", [None, 5, 7])
+@pytest.mark.parametrize("kept_ms", [5, 7])
+@pytest.mark.parametrize("base", ["unknown", "nothing", "lasts", "ends"])
+def test_modifiers_that_end_otherwise_are_others(asked_ms: int | None, kept_ms: int, base: str) -> None:
+    """One that is told no end keeps that of what was there before, if that is known."""
+    kept = f"json until {round(AT.timestamp() * 1000) + kept_ms}"
+    modifier = modifier_of("increment", b"1", bytes_max=9, keeps_end=asked_ms is None)
+    encoding = "json" if asked_ms is None else f"json in {asked_ms}"
+    write = Write(key=A, op="set", expected="*", value=b"1", encoding=encoding, modifier=modifier)
+    value = b"1" if base == "nothing" else b"3"
+    known = {"nothing": None, "lasts": Made(b"2", "json", ""), "ends": Made(b"2", kept, "")}
+    bases = {} if base == "unknown" else {0: known[base]}
+    same = base in ("unknown", "ends") if asked_ms is None else asked_ms == kept_ms
+    found = another([write], [content_of("set", value, kept)], AT, {0: Made(value, kept, "")}, bases)
+    assert found == (None if same else 0)

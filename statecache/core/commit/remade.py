@@ -31,7 +31,7 @@ async def remade(durable: Durable, commit: Commit, found: Found, *, end: float) 
     OutcomeUnknown, as ever after a lost answer.
     """
     made: dict[int, Made] = {}
-    bases: dict[int, bytes | None] = {}
+    bases: dict[int, Made | None] = {}
     for at, write in enumerate(commit.written()):
         if write.modifier is None:
             continue
@@ -51,11 +51,12 @@ async def remade(durable: Durable, commit: Commit, found: Found, *, end: float) 
     return found._replace(made=made, bases=bases)
 
 
-def _base(before: ChangeRecord | None, at: str) -> bytes | None:
+def _base(before: ChangeRecord | None, at: str) -> Made | None:
     """Return what a modifier at that time was given of the change before it."""
     if before is None or before.op != "set":
         return None
     until = until_of(before.encoding)
     if until is not None and time_of(at).timestamp() * 1000 >= until:
         return None
-    return before.value if form_of(before.encoding) == "json" else b""
+    value = before.value if form_of(before.encoding) == "json" else b""
+    return Made(value, before.encoding, before.schema)

@@ -127,16 +127,16 @@ if seen then
             end
           end
         end
-        local other
+        local other = op == 'set' and not ends_alike(ARGV[at + ENCODING], encoding, dup[4])
         if #ARGV[at + OP] > 6 then -- a modifier, of which its digest tells whether it is this one
-          local asked = string.match(' ' .. (call('HGET', KEYS[4 + i], 'asked') or ''), ' ' .. mine .. '(%x+)')
-          other = asked and asked ~= string.match(ARGV[at + OP], ' (%x+)')
+          local asked, own = string.match(' ' .. (call('HGET', KEYS[4 + i], 'asked') or ''), ' ' .. mine .. '(%x+)(~?)')
+          local digest, ends = string.match(ARGV[at + OP], ' (%x+) %d+ (%a+)$') -- ~: it asked for an end of its own
+          other = asked and (asked ~= digest or (ends == 'end' and other) or (ends == 'keep' and own == '~'))
           forgotten = forgotten or not asked
           remade = remade or {}
           remade[#remade + 1], remade[#remade + 2], remade[#remade + 3] = encoding or '', schema or '', value or ''
         else
-          other = op and (op ~= ARGV[at + OP] or value ~= ARGV[at + VALUE]
-            or (op == 'set' and not ends_alike(ARGV[at + ENCODING], encoding, dup[4])))
+          other = op and (other or op ~= ARGV[at + OP] or value ~= ARGV[at + VALUE])
         end
         if other then
           reused = reused or { nonce, 'REUSED', i, format('%d', version - found[2]) }
@@ -258,8 +258,8 @@ for i = 1, count do
     if stands and ends == 'keep' then ARGV[at + ENCODING] = state[7] end
     if stands and held[2] ~= ARGV[at + SCHEMA] then ARGV[at + SCHEMA] = '' end -- it holds what both of them wrote
     ARGV[at + OP], ARGV[at + VALUE], modifiers = 'set', value, { nonce, 'OK', '', '' }
-    local asked = held[3] or ''
-    state.asked = mine .. digest .. ' ' .. (string.match(asked, '^%S+ %S+ %S+ %S+ %S+') or asked)
+    local asked = string.match(held[3] or '', '^%S+ %S+ %S+ %S+ %S+') or held[3] or ''
+    state.asked = mine .. digest .. (ends == 'keep' and ' ' or '~ ') .. asked
   end
   local length = #ARGV[at + VALUE]
   if length > tonumber(ARGV[11]) then return { nonce, 'LIMIT', i, length, ARGV[11] } end
