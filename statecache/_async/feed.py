@@ -67,9 +67,10 @@ class AsyncFeeds(VerbGroup[D], Generic[D]):
 
         With `consumer`, a name, Postgres keeps how far it has come, and `since` is only where a new name begins. A
         change counts as handled when the next is asked for, or when the feed's `async with` block is left. One
-        process reads for a name at a time, and others wait; the changes that one had handled just before it died are
-        given again. To handle each exactly once, store its effect and `cursor` together, and give that as `since`. Of a
-        change whose value is no longer kept, as its namespace's policy has it, `kept` is false and `value` is None.
+        process reads for a name at a time, and others wait, whatever the `timeout`; the changes that one had handled
+        just before it died are given again. A second feed of the name in the same task or thread raises UsageError. To
+        handle each exactly once, store its effect and `cursor` together, and give that as `since`. Of a change whose
+        value is no longer kept, as its namespace's policy has it, `kept` is false and `value` is None.
 
         With a type, the records of steps and checkpoints are left out. `timeout` bounds each exchange with a server, in
         seconds. Raises CursorEnded where changes cannot be read on from the cursor, LeaseLost where another process has

@@ -158,6 +158,43 @@ async def test_who_comes_second_waits_until_the_first_has_ended(
         assert (await asyncio.wait_for(waiting, 20)).value == 3
 
 
+async def test_a_second_feed_of_a_name_in_the_same_task_or_thread_is_refused_at_once(
+    cache: AsyncStateCache, sync_cache: StateCache, worker: Worker
+) -> None:
+    await _write(cache, worker, 1, 2, 3)
+    async with cache.changes("runs/", consumer="indexer") as first:
+        assert (await anext(first)).value == 1
+        second = cache.changes("runs/", consumer="indexer")
+        with pytest.raises(UsageError, match="'indexer' is read for already by this very task or thread"):
+            await anext(second)
+        async with cache.changes("runs/", consumer="another", follow=False) as another:
+            assert [change.value async for change in another] == [1, 2, 3]
+        assert (await anext(first)).value == 2
+    assert (await anext(second)).value == 3
+    await second.close()
+
+    def read() -> None:
+        with sync_cache.changes("runs/", consumer="third") as third:
+            assert next(third).value == 1
+            with pytest.raises(UsageError, match="by this very task or thread"):
+                next(sync_cache.changes("runs/", consumer="third"))
+
+    await asyncio.to_thread(read)
+
+
+async def test_another_task_of_the_client_waits_for_a_name(
+    cache: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "_LOOK_S", 0.05)
+    await _write(cache, worker, 1, 2)
+    first = cache.changes("runs/", consumer="indexer")
+    assert (await anext(first)).value == 1
+    waiting = asyncio.ensure_future(anext(cache.changes("runs/", consumer="indexer")))
+    await cache.get("runs/1")
+    await first.close()
+    assert (await asyncio.wait_for(waiting, 20)).value == 2
+
+
 async def test_who_lost_its_name_gives_no_more(
     cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,12 +44,16 @@ _is_name = re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch
 
 
 class Consumer:
-    """One name as it is held here: `until` is the moment to which the lease is trusted, on the clock of `boottime`."""
+    """One name as it is held here, by the task or thread `owner`.
+
+    `until` is the moment to which the lease is trusted, on the clock of `boottime`.
+    """
 
     def __init__(self, name: str, prefix: str) -> None:
         self.name = name
         self.prefix = prefix
         self.holder = secrets.token_hex(8)
+        self.owner: object = None
         self.until = -inf
         self.stored = ""
         self.store_at = 0.0
@@ -59,6 +63,10 @@ class Consumer:
     def inherited(self) -> bool:
         """Whether this process has it from the one that forked it, which goes on reading for it."""
         return self._pid != _process.pid
+
+    def reads_like(self, other: Consumer) -> bool:
+        """Return whether another one is for the same name, of the same task or thread."""
+        return (self.name, self.owner) == (other.name, other.owner)
 
     def refuse_inherited(self) -> None:
         """Raise UsageError in a forked child: what is given there, the parent would be given no more."""
@@ -91,7 +99,15 @@ class Consumers:
         self._end = self._postgres.io.signal()
 
     async def take(self, consumer: Consumer, stands_at: str, *, seconds: float) -> str:
-        """Wait until nobody else has the name, and return where its reader stands; a new one begins at `stands_at`."""
+        """Wait until nobody else has the name, and return where its reader stands; a new one begins at `stands_at`.
+
+        Raises UsageError where this task or thread reads for it already.
+        """
+        consumer.owner = self._postgres.io.runner()
+        for one in self._all():
+            if one is not consumer and one.reads_like(consumer) and boottime() < one.until:
+                hint = "Go on with the feed that you have, or leave its block first: this one would wait for itself."
+                raise UsageError(f"{one.name!r} is read for already by this very task or thread", hint=hint)
         given = {"name": consumer.name, "prefix": consumer.prefix, "stands_at": stands_at, "holder": consumer.holder}
         while True:
             asked = boottime()
