@@ -33,7 +33,7 @@ from statecache.core.commit.durable import NOWHERE, PASSED
 from statecache.core.commit.proofs import prove
 from statecache.core.lock.lease_view import LeaseView
 from statecache.core.view import checked_change_id, checked_reason, checked_text
-from statecache.errors import LeaseLost, Lost, UsageError, VersionConflict
+from statecache.errors import Lost, UsageError, VersionConflict
 from statecache.keys import checked_key
 from statecache.model import Durability, Outcome, Position, State
 from statecache.rules.leases import checked_patience, checked_ttl
@@ -275,4 +275,4 @@ class AsyncLock(Generic[D]):
             return
         stood = await self._view.runtime.leases.give_back(holding)
         if kind is None and not stood and not holding.guarded:
-            raise LeaseLost(self._key, token=str(holding.token), reason="it was over before the block was")
+            raise holding.lost_error("it was over before the block was")

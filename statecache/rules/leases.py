@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from statecache.errors import LimitExceeded, UsageError
+from statecache.errors import LeaseLost, LimitExceeded, UsageError
 from statecache.keys import group_of
 from statecache.model import Locking, Token
 
@@ -75,8 +75,9 @@ class Holding(msgspec.Struct, kw_only=True, eq=False, weakref=True):
 
     `request` names it to the server before it has a token, `owner` is the task or thread that locked it. `gone` says
     that the server, or the holder, ended it, `unreturned` that the server was not told; `guarded` that a commit was
-    made under it; `may_arrive` that an attempt to take it was never answered, and may be executed yet. `block` returns
-    what it is held for, or None once that is gone.
+    made under it; `may_arrive` that an attempt to take it was never answered, and may be executed yet; `inherited` that
+    it is the lease of the process that has forked this one. `block` returns what it is held for, or None once that is
+    gone.
     """
 
     key: str
@@ -91,6 +92,7 @@ class Holding(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     unreturned: bool = False
     guarded: bool = False
     may_arrive: bool = False
+    inherited: bool = False
     block: Callable[[], object] = _always
 
     def granted(self, started: float) -> None:
@@ -105,6 +107,14 @@ class Holding(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     def lost(self, now: float) -> bool:
         """Return whether somebody else may have the lock by now."""
         return self.gone or now >= self.believed_until
+
+    def lost_error(self, reason: str) -> LeaseLost:
+        """Return the error for a lease that was lost, for that reason unless it is another process's."""
+        hint = ""
+        if self.inherited:
+            reason = "it belongs to the process that has forked, and not to this one"
+            hint = "Lock it in the process that uses the lease."
+        return LeaseLost(self.key, token=str(self.token), reason=reason, hint=hint)
 
     def answered(self, verdict: str, rest: Sequence[str], started: float, *, repeated: bool) -> bool:
         """Note the answer to asking for the lock, and return whether it was granted.

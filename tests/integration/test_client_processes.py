@@ -354,13 +354,16 @@ def test_a_client_belongs_to_one_event_loop(settings: Settings) -> None:
 
 
 def test_a_forked_child_holds_none_of_its_parents_locks(settings: Settings) -> None:
-    with StateCache(settings=settings) as cache, cache.lock("runs/42", ttl=10) as lease:
+    with StateCache(settings=settings) as cache, (lock := cache.lock("runs/42", ttl=10)) as lease:
 
         def child() -> None:
             assert lease.lost
             assert cache._runtime.leases.held == ()
-            with pytest.raises(LeaseLost):
+            with pytest.raises(LeaseLost, match="it belongs to the process that has forked") as lost:
                 lease.set("runs/42", "the child's")
+            assert "Others" not in str(lost.value)  # the parent has it, and goes on
+            with pytest.raises(LeaseLost, match="it belongs to the process that has forked"):
+                lock.__exit__(None, None, None)
             with pytest.raises(LockTimeout), cache.lock("runs/42", timeout=0):
                 pass
             with cache.lock("runs/43") as own:

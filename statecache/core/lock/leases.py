@@ -24,7 +24,7 @@ from redis.exceptions import ResponseError
 from statecache import _process
 from statecache.clock import boottime, monotonic
 from statecache.core.lock.requests import WITHDRAW_S, LeaseRequests, LeaseScript, OneByOne, request_names
-from statecache.errors import LeaseLost, LockTimeout, StateCacheError, UsageError
+from statecache.errors import LockTimeout, StateCacheError, UsageError
 from statecache.lua import parts_of
 from statecache.model import Token
 from statecache.rules.leases import COMING_S, TTL_S_MIN, Holding, Holdings, Waiting, call_of
@@ -71,6 +71,7 @@ class Leases:
         self._closed = False
         self._links: set[Link] = set()
         self._inherited: list[Link] = []
+        self._held = Holdings()
         events.broken.append(self._unheard)
         self.begin_anew(_process.mutex())
         _process.begins_anew_after_fork(self)
@@ -81,6 +82,8 @@ class Leases:
             link.abandon()
             self._inherited.append(link)
         self._links = set()
+        for holding in self._held.all():
+            holding.inherited = True
         self._held = Holdings()
         self._waiting: dict[str, tuple[Waiting, Signal]] = {}
         self._names = request_names()
@@ -105,8 +108,7 @@ class Leases:
     def check(self, holding: Holding) -> None:
         """Raise LeaseLost where somebody else may have the lock by now."""
         if self.lost(holding):
-            reason = "it is over" if holding.gone else "it was not renewed in time"
-            raise LeaseLost(holding.key, token=str(holding.token), reason=reason)
+            raise holding.lost_error("it is over" if holding.gone else "it was not renewed in time")
 
     async def take(self, key: str, *, ttl: float, patience: float | None) -> Holding:
         """Lock the key, waiting for at most `patience` seconds (None: for ever), and return the lease.
