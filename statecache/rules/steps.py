@@ -256,6 +256,12 @@ def may_run(record: StepRecord, *, key: str) -> UsageError:
     return UsageError(f"the step {record.name!r} of {key!r} may still run", hint=hint)
 
 
+def calls_itself(name: str, *, key: str) -> UsageError:
+    """Return the error that a step is called by its own function."""
+    hint = "It would wait for itself: what a step's function calls is a step of another name."
+    return UsageError(f"step {name!r} of {key!r} is run by this very task or thread", hint=hint)
+
+
 def check_unknown(record: StepRecord, *, key: str) -> None:
     """Raise UsageError where it is known how a step ended, so that a person has nothing to say about it."""
     if record.status not in ("intent", "unknown"):

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, LeaseLost, Settings, StaleToken, Step, StepUnknown, UsageError
+from statecache import AsyncStateCache, LeaseLost, Settings, StaleToken, StateCache, Step, StepUnknown, UsageError
 from statecache.clock import monotonic, wall
 from statecache.core.redis.connection import Link
 from statecache.errors import Unavailable
@@ -197,6 +197,42 @@ async def test_a_dead_agents_step_is_unknown_and_resolved_by_a_person(client: As
     await client.resolve_step(KEY, "charge", not_done=True)
     await client.step(KEY, "charge", lambda step: bank.charged.append(step.idempotency_key))
     assert bank.charged == [left.idempotency_key]
+
+
+async def test_a_step_that_its_own_function_calls_is_refused_at_once(
+    cache: AsyncStateCache, sync_cache: StateCache
+) -> None:
+    match = "is run by this very task or thread. It would wait for itself"
+
+    async def awaits(step: Step) -> Any:
+        return await cache.step(KEY, "charge", awaits, timeout=600)
+
+    with pytest.raises(UsageError, match=match):
+        await cache.step(KEY, "charge", awaits)
+
+    def calls(step: Step) -> Any:
+        return sync_cache.step(KEY, "refund", calls, timeout=600)
+
+    with pytest.raises(UsageError, match=match):
+        await asyncio.to_thread(sync_cache.step, KEY, "refund", calls)
+    assert cache._runtime.claims.held == sync_cache._runtime.claims.held == ()
+
+
+async def test_a_step_that_another_task_of_the_client_runs_is_waited_for_within_a_step(cache: AsyncStateCache) -> None:
+    slow = Slow()
+
+    async def first(step: Step) -> Any:
+        return await cache.step(KEY, "charge", slow.run)
+
+    async def second(step: Step) -> Any:
+        await slow.begun.wait()
+        waiting = asyncio.ensure_future(cache.step(KEY, "charge", slow.run))
+        await cache.get(KEY)
+        slow.go_on.set()
+        return await waiting
+
+    found = await asyncio.gather(cache.step(KEY, "one", first), cache.step(KEY, "two", second))
+    assert ([*found], slow.calls) == (["the first", "the first"], 1)
 
 
 async def test_closing_gives_back_no_claim_of_a_step_that_still_runs(

@@ -146,8 +146,7 @@ class StepCall:
                 if held is not None and done is not None:
                     again = msgspec.structs.replace(held, encoding=self._view.encoding)
                     return await self._end(again, self._encoded(done.result))
-                begun = await self._begun(held, expected, end)
-                if begun is not None:
+                if (begun := await self._begun(held, expected, end)) is not None:
                     return await self._run(begun)
 
     async def _found(self, end: float) -> tuple[str, Held | None]:
@@ -171,9 +170,8 @@ class StepCall:
 
     async def _claimed(self, held: Held | None, end: float) -> bool:
         """Return whether this call may continue the step."""
-        if held is None:
-            return await self._claim.take(None, "", end=end)
-        return await self._claim.take(held.step, held.change_id, end=end)
+        step, change_id = (None, "") if held is None else (held.step, held.change_id)
+        return await self._claim.take(step, change_id, end=end)
 
     async def _given(self, held: Held, end: float) -> bool:
         """Return whether the result to be returned is as durable as was asked for; False where it was lost."""
@@ -192,7 +190,9 @@ class StepCall:
         return ended in (HELD, PART)  # what the result was applied to may be gone with what came later
 
     async def _wait(self, end: float) -> None:
-        """Pause, so that whoever runs the step can go on; raise where no time is left."""
+        """Pause, so that whoever runs the step can go on; raise where no time is left, or it has called itself."""
+        if self._claim.is_callers:
+            raise steps.calls_itself(self._name, key=self._key)
         if self._backoff.outlasts(end - _ANSWER_S):
             raise self._busy()
         note(retries=1)

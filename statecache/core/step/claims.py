@@ -98,6 +98,11 @@ class Claims:
         """Return the claim of a step, not yet taken."""
         return Claim(self, record_key)
 
+    def has(self, record_key: str) -> bool:
+        """Return whether this very task or thread has the claim of a step."""
+        name, owner = claim_of(record_key), self._redis.io.runner()
+        return any(one.key == name and one.owner is owner for one in self.held)
+
     async def take(self, record_key: str, *, end: float) -> Holding | None:
         """Take a claim without waiting; return None where somebody has it."""
         name = claim_of(record_key)
@@ -240,6 +245,11 @@ class Claim:
     def pause_s_max(self) -> float:
         """The longest time between two looks at the record, in seconds."""
         return self._claims.silent_s / 4
+
+    @property
+    def is_callers(self) -> bool:
+        """Whether it was another call's of this very task or thread, which runs the step."""
+        return self.is_anothers and self._claims.has(self._record_key)
 
     def covers(self, record: StepRecord | None, change_id: str) -> bool:
         """Return whether this call may continue the step: it has the claim, and nobody else may still run the step."""
