@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,8 +21,10 @@ from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
 from tests.fixtures.servers import MakeSettings, plain_client
 from tests.support.fault_proxy import FaultProxy
+from tests.support.full_pipe import FullPipe
 from tests.support.polling import pause
 from tests.support.unwritable_redis import configured
+from tests.support.workers import WorkerProcess
 
 WAIT_S = 60.0
 Psql = psycopg.Connection[Any]
@@ -229,3 +232,16 @@ async def test_a_time_that_postgres_cannot_count_is_as_long_as_it_can(
         Agents(settings, worker.keys, raw).commit("runs/1")
         await flush(worker)
     assert worker.flusher.counters.changes == 1
+
+
+async def test_a_log_that_nobody_reads_stops_neither_the_flushing_nor_the_end(
+    agents: Agents, settings: Settings, psql: Psql
+) -> None:
+    pipe = FullPipe()
+    async with WorkerProcess(settings, log=pipe.end) as process, asyncio.timeout(WAIT_S):
+        agents.commit(agents.key_on(0))
+        while flushed(psql)[0] == 0:
+            await pause()
+        process.send(signal.SIGTERM)
+        assert await process.ended() == 0
+    pipe.close()

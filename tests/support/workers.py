@@ -32,9 +32,9 @@ async def at_work(settings: Settings, *, flushed_from: Sequence[str] = ()) -> As
 
 
 class WorkerProcess:
-    """A worker process, and what it has logged so far."""
+    """A worker process, and what it has logged so far; where its log goes elsewhere it is not read."""
 
-    def __init__(self, settings: Settings, **more: Any) -> None:
+    def __init__(self, settings: Settings, *, log: int = asyncio.subprocess.PIPE, **more: Any) -> None:
         given = {
             "redis_url": settings.redis_url, "postgres_url": settings.postgres_url, "prefix": settings.prefix,
             "postgres_schema": settings.postgres_schema, "shards": settings.shards, "fence": settings.fence,
@@ -42,12 +42,13 @@ class WorkerProcess:
         self._environment = process_environment() | {
             f"STATECACHE_{name}".upper(): str(value) for name, value in given.items()
         }
+        self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self.lines: list[dict[str, Any]] = []
 
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "statecache", "worker", env=self._environment, stderr=asyncio.subprocess.PIPE
+            sys.executable, "-m", "statecache", "worker", env=self._environment, stderr=self._log
         )
         return self
 

@@ -1,15 +1,32 @@
 """What a worker logs: one JSON object a line, an event and its fields, never a value.
 
 Alarms are lines at ERROR with `"alarm": true`: something that a person should look at, while the worker goes on.
+
+A thread of its own writes the lines, in their order: whoever reads them may stop reading, as a log collector that hangs
+or a terminal that is paused, and the event loop must not wait for that. `LINES_MAX` lines wait for the reader; what
+comes on top of them is dropped, and a line in its place says how many. At the end of the process what waits is written
+for as long as `END_S`; then the process ends, whether anybody reads or not: the thread cannot keep it, and holds no
+lock of a stream that Python flushes at its end.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
+from collections import deque
+from contextlib import suppress
+from threading import Condition, Thread
 from typing import Any
 
 import msgspec
 
+from statecache.concurrency.starting import start
+
+LINES_MAX = 10_000
+"""How many lines wait for who reads the log: some megabytes."""
+END_S = 1.0
+"""For how long what waits is written at the end of the process; the draining has taken its time before."""
 LOGGER = "statecache.worker"
 _logger = logging.getLogger(LOGGER)
 
@@ -31,10 +48,74 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
+class _Dropped:
+    """How many lines are missing in one place of the log."""
+
+    def __init__(self) -> None:
+        self.lines = 1
+
+
+class WaitingLines(logging.Handler):
+    """A handler that keeps lines, `LINES_MAX` at most, until a thread has written them to the file of that number."""
+
+    def __init__(self, number: int, *, encoding: str = "utf-8", errors: str = "backslashreplace") -> None:
+        super().__init__()
+        self.setFormatter(JsonLines())
+        self._number = number
+        self._encoding, self._errors = encoding, errors
+        self._waiting: deque[str | _Dropped] = deque()
+        self._writing = False
+        self._changed = Condition()
+        start(Thread(target=self._write_on, name="log", daemon=True))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have a line written, or counted where too many wait."""
+        try:
+            line = self.format(record)
+        except Exception:  # as every handler of logging: a line that cannot be made is no reason to end
+            self.handleError(record)
+            return
+        with self._changed:
+            last = self._waiting[-1] if len(self._waiting) >= LINES_MAX else None
+            if isinstance(last, _Dropped):
+                last.lines += 1
+            else:
+                self._waiting.append(line if last is None else _Dropped())
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until all is written, for as long as `END_S`: `logging` calls it at the end of the process."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._waiting or self._writing), END_S)
+
+    def _write_on(self) -> None:
+        while True:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: bool(self._waiting))
+                line = self._waiting.popleft()
+                self._writing = True
+            text = line if isinstance(line, str) else self.format(_record_of(line))
+            with suppress(OSError):  # the disk is full, or nobody will ever read it
+                self._write(f"{text}\n".encode(self._encoding, self._errors))
+
+    def _write(self, rest: bytes) -> None:
+        """Write past Python's streams: one of them that waited would keep the process at its end."""
+        while rest:
+            rest = rest[os.write(self._number, rest) :]
+
+
+def _record_of(dropped: _Dropped) -> logging.LogRecord:
+    fields = {"fields": {"lines": dropped.lines}}
+    return _logger.makeRecord(LOGGER, logging.WARNING, __file__, 0, "lines_dropped", (), None, extra=fields)
+
+
 def log_to_stderr(level: int = logging.INFO) -> None:
     """Send the worker's log, and what libraries warn of, to standard error as JSON lines."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines())
+    if any(isinstance(one, WaitingLines) for one in _logger.handlers):
+        return
+    handler = WaitingLines(2, encoding=sys.stderr.encoding, errors=sys.stderr.errors or "backslashreplace")
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(handler)
     _logger.handlers[:] = [handler]
