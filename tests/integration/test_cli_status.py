@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
-import os
-import pty
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -25,12 +17,12 @@ from statecache import Settings
 from statecache.cli.exits import CONFIGURATION
 from statecache.cli.status.attention import GATES
 from statecache.cli.status.sample import Sampler
-from statecache.clock import monotonic
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush
 from tests.fixtures.servers import MakeSettings, on_database
 from tests.support.command_line import WAIT_S, CommandLine
+from tests.support.terminals import in_terminal
 
 Psql = psycopg.Connection[Any]
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -278,62 +270,6 @@ def test_lines_for_programs_come_until_nobody_reads_on(cli: CommandLine) -> None
         assert process.stderr.read() == b""
     assert lines[0]["commits_per_s"] is None
     assert lines[1]["commits_per_s"] == 0
-
-
-class Terminal:
-    """A terminal with a command in it."""
-
-    def __init__(self, process: subprocess.Popen[bytes], screen: int) -> None:
-        self.process = process
-        self._screen = screen
-        self.written = b""
-
-    def until(self, holds: Callable[[bytes], bool]) -> None:
-        """Read on until the condition holds of what is written from now on."""
-        start, end = len(self.written), monotonic() + WAIT_S
-        while not holds(self.written[start:]):
-            ready, _, _ = select.select([self._screen], [], [], max(0.0, end - monotonic()))
-            assert ready, self.written[-2000:]
-            try:
-                more = os.read(self._screen, 65536)
-            except OSError:  # the other end is closed
-                more = b""
-            assert more, self.written[-2000:]
-            self.written += more
-
-    def press(self, key: bytes) -> None:
-        os.write(self._screen, key)
-
-    def resize(self, columns: int, lines: int) -> None:
-        fcntl.ioctl(self._screen, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-
-
-CODE = """
-import fcntl, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from statecache.cli import main
-main()
-"""
-
-
-@contextmanager
-def in_terminal(cli: CommandLine, *arguments: str, columns: int = 80, lines: int = 24) -> Iterator[Terminal]:
-    screen, inside = pty.openpty()
-    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-    before = termios.tcgetattr(screen)
-    process = subprocess.Popen(
-        [sys.executable, "-c", CODE, *arguments],
-        stdin=inside, stdout=inside, stderr=inside, start_new_session=True, env=cli.environment(),
-    )  # fmt: skip
-    try:
-        yield Terminal(process, screen)
-        assert termios.tcgetattr(screen) == before
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        os.close(inside)
-        os.close(screen)
 
 
 @pytest.mark.parametrize("key", [b"q", b"\x03"])

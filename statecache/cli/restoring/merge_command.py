@@ -38,6 +38,7 @@ from statecache.rules.three_way import Conflict, merged
 
 if TYPE_CHECKING:
     from statecache._async.client import AsyncStateCache
+    from statecache.model import State
     from statecache.rules.difference import Difference
     from statecache.rules.versions import Version
     from statecache.settings import Settings
@@ -108,8 +109,22 @@ def merge(
         "change_id": change_id, "function": deciding(prefer),
     }  # fmt: skip
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
-    asking = asks(not yes) and change_id is None
-    return asyncio.run(_merge(settings, *keys, more, dry_run=dry_run, asking=asking, as_json=as_json))
+    asking, seen = asks(not yes) and change_id is None, None
+    if dry_run or asking:
+        seen = asyncio.run(_planned(settings, *keys, more["function"]))
+        _show(seen, as_json=as_json and dry_run)
+        stuck = bool(seen.conflicts) and prefer is None
+        if dry_run or stuck or seen.nothing:
+            return FINDING if stuck else OK
+        if not confirmed(f"Merge {plain(branch)} into {plain(into)}?"):
+            tell("nothing was changed")
+            return FINDING
+    state = asyncio.run(_merged(settings, *keys, more, seen=seen))
+    if state is None:
+        tell("one of them was changed while you were asked: nothing was done. Look again.")
+        return FINDING
+    tell_state(state, as_json=as_json)
+    return OK
 
 
 def deciding(prefer: str | None) -> Callable[[Any, Any, Any], Any] | None:
@@ -124,25 +139,19 @@ def deciding(prefer: str | None) -> Callable[[Any, Any, Any], Any] | None:
     return decide
 
 
-async def _merge(
-    settings: Settings, branch: str, into: str, more: dict[str, Any], *, dry_run: bool, asking: bool, as_json: bool
-) -> int:
+async def _planned(settings: Settings, branch: str, into: str, function: Callable[[Any, Any, Any], Any] | None) -> Plan:
     async with client(settings) as cache:
-        if dry_run or asking:
-            plan = await planned(cache, branch, into, more["function"])
-            _show(plan, as_json=as_json and dry_run)
-            stuck = bool(plan.conflicts) and more["function"] is None
-            if dry_run or stuck or plan.nothing:
-                return FINDING if stuck else OK
-            if not confirmed(f"Merge {plain(branch)} into {plain(into)}?"):
-                tell("nothing was changed")
-                return FINDING
-            if (await planned(cache, branch, into, more["function"])).decided_on != plan.decided_on:
-                tell("one of them was changed while you were asked: nothing was done. Look again.")
-                return FINDING
-        state = await cache.merge(branch, into, **more)
-    tell_state(state, as_json=as_json)
-    return OK
+        return await planned(cache, branch, into, function)
+
+
+async def _merged(
+    settings: Settings, branch: str, into: str, more: dict[str, Any], *, seen: Plan | None
+) -> State[Any] | None:
+    """Merge; return the state, None where a plan that was seen was decided on what is not the newest any more."""
+    async with client(settings) as cache:
+        if seen and (await planned(cache, branch, into, more["function"])).decided_on != seen.decided_on:
+            return None
+        return await cache.merge(branch, into, **more)
 
 
 async def planned(

@@ -170,11 +170,19 @@ def _go(
     from statecache.cli.restoring.going import Going
 
     going = Going(verb=verb, key=key, group=group, more=more, to=to, steps=steps)
-    asking = asks(not yes) and "change_id" not in more
-    done = asyncio.run(_gone(going, settings, dry_run=dry_run, asking=asking, as_json=as_json))
+    asking, seen = asks(not yes) and "change_id" not in more, ...
+    if dry_run or asking:
+        going, seen = asyncio.run(_shown(going, settings, as_json=as_json and dry_run))
+    if dry_run:
+        return OK
+    if asking and not confirmed(f"{_DOES[verb]} {plain(key)}?"):
+        tell("nothing was changed")
+        return FINDING
+    done = asyncio.run(_gone(going, settings, seen=seen))
     if done is None:
-        return OK if dry_run else FINDING
-    if going.group and as_json:
+        tell(f"{plain(key)} was changed while you were asked: nothing was done. Look again.")
+        return FINDING
+    if group and as_json:
         print_json({"states": [facts_of_state(state) for state in done]})
         return OK
     for state in done:
@@ -182,48 +190,43 @@ def _go(
     return OK
 
 
-async def _gone(
-    going: Going, settings: Settings, *, dry_run: bool, asking: bool, as_json: bool
-) -> Sequence[State[Any]] | None:
-    """Show what will change, ask, and do it; return the states that were written, None where nothing was done."""
-    from statecache.cli.history.reading import version_at
-    from statecache.cli.restoring.going import group_decided, show_group, show_key
+async def _shown(going: Going, settings: Settings, *, as_json: bool) -> tuple[Going, Any]:
+    """Show what will change; return the way back with its version, and what has to be the same when it is done."""
+    from statecache.cli.restoring.going import show_group, show_key
 
     async with client(settings) as cache:
-        if going.to is not None and going.to.back is not None:
-            version = (await version_at(cache, going.key, going.to)).version
-            going = msgspec.structs.replace(going, to=PointName(version=version))
-        seen: Any = ...
-        if dry_run or asking:
-            show = show_group if going.group else show_key
-            seen = await show(cache, going, as_json=as_json and dry_run)
-        if dry_run or (asking and not _agreed(going)):
-            return None
+        going = await _placed(cache, going)
+        return going, await (show_group if going.group else show_key)(cache, going, as_json=as_json)
+
+
+async def _gone(going: Going, settings: Settings, *, seen: Any) -> Sequence[State[Any]] | None:
+    """Go back; return the states that were written, None where what was seen has changed: `...` for nothing seen."""
+    from statecache.cli.restoring.going import group_decided
+
+    async with client(settings) as cache:
+        going = await _placed(cache, going)
         if going.group:
-            if asking and await group_decided(cache, going) != seen:
-                _tell_outrun(going)
+            if seen is not ... and await group_decided(cache, going) != seen:
                 return None
             return [*(await _verb(cache, going)(going.key, **going.scope, **going.aim, **going.more)).values()]
         try:
             return [await _verb(cache, going)(going.key, expected=seen, **going.aim, **going.more)]
         except VersionConflict:
-            if not asking:
+            if seen is ...:
                 raise
-            _tell_outrun(going)
             return None
+
+
+async def _placed(cache: AsyncStateCache, going: Going) -> Going:
+    """Return the way back with the version that a count of versions, as -1, comes to now."""
+    from statecache.cli.history.reading import version_at
+
+    if going.to is None or going.to.back is None:
+        return going
+    version = (await version_at(cache, going.key, going.to)).version
+    return msgspec.structs.replace(going, to=PointName(version=version))
 
 
 def _verb(cache: AsyncStateCache, going: Going) -> Callable[..., Any]:
     verb: Callable[..., Any] = getattr(cache, going.verb)
     return verb
-
-
-def _agreed(going: Going) -> bool:
-    if confirmed(f"{_DOES[going.verb]} {plain(going.key)}?"):
-        return True
-    tell("nothing was changed")
-    return False
-
-
-def _tell_outrun(going: Going) -> None:
-    tell(f"{plain(going.key)} was changed while you were asked: nothing was done. Look again.")
