@@ -5,6 +5,7 @@ An error's own remedy is for those who write a program. What a person at a termi
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from statecache.errors import (
     OutcomeUnknown,
     PostgresUnavailable,
     Quarantined,
+    RedisUnavailable,
     StateCacheError,
     Unavailable,
     UsageError,
@@ -99,6 +101,8 @@ class CommandGiven(NamedTuple):
 
 
 ANY = CommandGiven()
+_database_denied = re.compile(r"/(\d+)\S*: .*'select'").search
+"""Finds the number of a database that a user may not choose, in what Redis says of that."""
 
 
 def line_of(error: BaseException, asked: CommandGiven = ANY) -> str:
@@ -149,6 +153,8 @@ def given_by(arguments: Collection[str]) -> set[str]:
 
 def credentials(error: Unavailable) -> str:
     """Return what helps where a server does not let this user in."""
+    if isinstance(error, RedisUnavailable) and (denied := _database_denied(error.detail)):
+        return f"This user may not use database {denied[1]}: grant it +select, or name database 0."
     if error.hint and "password" not in error.hint:
         return error.hint
     name = "postgres_url" if isinstance(error, PostgresUnavailable) else "redis_url"

@@ -69,6 +69,10 @@ def _nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
             "Redis refuses this user: x: WRONGPASS. Check user and password in STATECACHE_REDIS_URL.",
         ),
         (
+            RedisUnavailable("authentication", detail="redis://a:***@h:1/12: User a may not run the 'select' command"),
+            "command. This user may not use database 12: grant it +select, or name database 0.",
+        ),
+        (
             PostgresUnavailable("authentication", detail="x: fe_sendauth: no password supplied"),
             "statecache: Postgres refuses this user: x: fe_sendauth: no password supplied. Check user",
         ),
