@@ -328,7 +328,12 @@ async def test_by_hand(cache: AsyncStateCache, cli: CommandLine) -> None:
     await _gone(cache)
     absent = await cli.beside("get", KEY)
     assert (absent.status, "version 2 ended at" in absent.err) == (1, True)
-    for wrong, why in (("0", "ttl=0.0 is not a time above 0"), ("5x", "'5x' is no span of time"), ("nan", "ttl=nan")):
+    for wrong, why in (
+        ("0", "ttl=0.0 is not a time above 0"),
+        ("5x", "'5x' is no span of time"),
+        ("1e400", "'1e400' is no"),
+        ("nan", "ttl=nan"),
+    ):
         refused = await cli.beside("set", KEY, "1", "--ttl", wrong)
         assert (refused.status, why in refused.err) == (2, True)
         assert "Say 90s, 20min, 2h or 30d; `statecache rm` deletes at once." in refused.err

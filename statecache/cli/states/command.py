@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from datetime import timedelta
+from math import isinf
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -96,11 +97,15 @@ def get(
 
 
 def _lasts(text: str) -> timedelta | float:
-    """Return how long a state lasts that is written: a span of time, or seconds."""
+    """Return how long a state lasts that is written: a span of time, or seconds, and not for ever: 1e400 is a slip."""
+    hint = "Say 90s, 20min, 2h or 30d; `statecache rm` deletes at once."
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
-        return span_of(text, "--ttl", hint="Say 90s, 20min, 2h or 30d; `statecache rm` deletes at once.")
+        return span_of(text, "--ttl", hint=hint)
+    if isinf(seconds):
+        raise UsageError(f"--ttl {text!r} is no span of time", hint=hint)
+    return seconds
 
 
 def put(
