@@ -59,6 +59,9 @@ def test_what_is_stored_as_msgpack_is_shown_as_json(cli: CommandLine, sync_cache
     packed.set("1", {"a": b"\x00\xff", "b": [1, None]})
     assert cli("get", "packed/1").out == '{"a":"AP8=","b":[1,null]}\n'
     assert cli("get", "packed/1", "--json").json["encoding"] == "msgpack"
+    packed.set("1", {(1, 2): "x"})
+    assert cli("get", "packed/1").out == '{"base64":"gZIBAqF4"}\n'
+    assert cli("show", "packed/1", "--json").json["value"] == {"base64": "gZIBAqF4"}
 
 
 def test_all_that_is_known_of_a_state(cli: CommandLine, sync_cache: StateCache) -> None:

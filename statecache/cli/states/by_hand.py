@@ -111,17 +111,28 @@ def end_of(record: Record) -> str:
 
 
 def json_of(value: bytes, encoding: str, *, key: str) -> bytes:
-    """Return a stored value as JSON, raw bytes and msgpack extensions as objects; raise CodecError for what is none."""
+    """Return a stored value as JSON, raw bytes and msgpack extensions as objects; raise CodecError for what is none.
+
+    What msgpack holds and JSON cannot, as a list for a name, is told as raw bytes are: so an export has it.
+    """
     encoding = form_of(encoding)
     if encoding == "raw":
-        return msgspec.json.encode({"base64": base64.b64encode(value).decode()})
+        return _in_base64(value)
     try:
         if encoding == "msgpack":
-            return msgspec.json.encode(msgspec.msgpack.decode(value), enc_hook=_named)
+            plain = msgspec.msgpack.decode(value)
+            try:
+                return msgspec.json.encode(plain, enc_hook=_named)
+            except TypeError:
+                return _in_base64(value)
         msgspec.json.decode(value)
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise CodecError(key=key, verb="decoded", reason=f"{encoding}: {error}") from None
     return value
+
+
+def _in_base64(value: bytes) -> bytes:
+    return msgspec.json.encode({"base64": base64.b64encode(value).decode()})
 
 
 def _named(value: Any) -> Any:
