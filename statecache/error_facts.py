@@ -34,7 +34,8 @@ class StateCacheError(Exception):
     def _filled(self, **shown: Any) -> str:
         """Return the message: the docstring with the facts filled in, those in `shown` in place of the ones kept."""
         template = " ".join((type(self).__doc__ or "").split("\n\n")[0].split())
-        return template.format_map(_Facts(self.facts | shown))
+        told = template.format_map(_Facts(self.facts | shown))
+        return told[:-1] if told.endswith(("?.", "!.")) else told
 
     def _message(self) -> str:
         return f"{self.problem} {self.remedy}" if self.remedy else self.problem

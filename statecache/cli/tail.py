@@ -75,15 +75,19 @@ async def _tail(settings: Settings, prefix: str, since: str | None, *, once: boo
     async with client(settings) as cache:
         feed = cache.changes(prefix, since=since, follow=not once)
         _stop_by_signals(feed)
-        if not as_json and not is_terminal():
-            print("\t".join(_COLUMNS))
+        header = "" if as_json or is_terminal() else "\t".join(_COLUMNS)  # told once something could be read
         async with feed:
             try:
                 async for change in feed:
+                    if header:
+                        print(header)
+                        header = ""
                     _tell(change, as_json=as_json)
             except BrokenPipeError:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: that is how it ends
                 return OK
+        if header:
+            print(header)
         if feed.begun:
             tell(f"go on with --since {plain(feed.cursor)!r}")
     return OK

@@ -254,6 +254,9 @@ async def test_without_redis_there_is_what_postgres_holds(cli: CommandLine) -> N
     told = await cli.beside("log", KEY, "--json", *away)
     assert (told.status, told.json["error"]) == (4, "HistoryIncomplete")
     assert "`statecache log runs/42 --flushed` shows what Postgres has" in told.err
+    told = await cli.beside("log", KEY, *away)
+    assert (told.status, told.out) == (4, "")
+    assert "the URL right? `statecache log" in told.err
     told = await cli.beside("log", KEY, "--json", "--flushed", *away)
     assert (told.status, [json.loads(line)["version"] for line in told.out.splitlines()]) == (0, [5, 4, 3, 2, 1])
     assert told.err.startswith("statecache: checkpoints are not marked: Redis is unavailable (connect)")

@@ -62,6 +62,8 @@ async def test_what_there_is_is_printed_once_and_gone_on_from(
     refused = await asyncio.to_thread(cli.apart, "tail", "runs/", "--since", "yesterday")
     assert (refused.status, refused.out) == (2, "")
     assert "is no cursor" in refused.err
+    away = await asyncio.to_thread(cli.apart, "tail", "runs/", "--once", "--postgres-url", "postgresql://127.0.0.1:1/x")
+    assert (away.status, away.out) == (4, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -65,9 +65,7 @@ def log(
     asked = _range(since, until)
     settings = settings_of(redis_url=redis_url, postgres_url=postgres_url)
     drawn = (is_terminal() if graph is None else graph) and not as_json
-    screen = _Graph(key, reverse) if drawn else _Lines(_tell_object if as_json else _tell_row, reverse)
-    if not drawn and not as_json:
-        print("\t".join(COLUMNS))
+    screen = _Graph(key, reverse) if drawn else _Lines(reverse, as_json=as_json)
     shown, more = asyncio.run(_log(settings, key, asked, screen, limit=limit, alone=alone, flushed=flushed))
     screen.close()
     if more:
@@ -118,22 +116,30 @@ class _Graph:
 
 
 class _Lines:
-    """A log of which each change is one line by itself."""
+    """A log of which each change is one line by itself, in a table with a header once it could be read."""
 
-    def __init__(self, tell: Callable[[Entry], None], reverse: bool) -> None:
-        self._tell = tell
+    def __init__(self, reverse: bool, *, as_json: bool) -> None:
+        self._tell = _tell_object if as_json else _tell_row
         self._kept: list[Entry] | None = [] if reverse else None
+        self._header = "" if as_json else "\t".join(COLUMNS)
 
     def __call__(self, entry: Entry) -> None:
         if self._kept is None:
+            self._begin()
             self._tell(entry)
         else:
             self._kept.append(entry)
 
     def close(self) -> None:
         """Tell what was kept back."""
+        self._begin()
         for entry in reversed(self._kept or []):
             self._tell(entry)
+
+    def _begin(self) -> None:
+        if self._header:
+            print(self._header)
+            self._header = ""
 
 
 def _tell_row(entry: Entry) -> None:
