@@ -45,6 +45,8 @@ async def test_whatever_agents_write_is_shown_and_not_obeyed(web: Web, cache: As
         assert all("alert(" not in " ".join(given) for _, given in page.tags)
         assert "<script>alert" not in page.source
         assert "\u202e" not in page.text
+        told = [text for _, given in page.tags for name, text in given.items() if name.startswith("data-")]
+        assert not any("\u202e" in (text or "") for text in told)
         assert not any(name.startswith("on") or name == "style" for _, given in page.tags for name in given)
     assert "<script>alert('x')</script>\"'&\\u202e" in pages[3].text
     (link,) = [link for link in pages[1].links if link.startswith("key?") and "checkpoints" not in link]

@@ -47,7 +47,7 @@ function cell(text, of, name = "") {
 
 function keyRow(change) {
   const row = document.createElement("tr");
-  row.dataset.key = change.key;
+  row.dataset.key = encodeURI(change.key);
   const head = document.createElement("th");
   head.scope = "row";
   const link = document.createElement("a");
@@ -84,7 +84,7 @@ function liveTable(prefix) {
   const body = table.tBodies[0];
   follow({prefix}, (changes) => {
     for (const change of changes) {
-      let row = [...body.rows].find((one) => one.dataset.key === change.key);
+      let row = [...body.rows].find((one) => decodeURIComponent(one.dataset.key) === change.key);
       if (change.op === "delete") {
         row?.remove();
       } else if (change.version) {
@@ -101,7 +101,7 @@ function liveTable(prefix) {
 }
 
 function liveKey(place) {
-  const key = place.dataset.liveKey;
+  const key = decodeURIComponent(place.dataset.liveKey);
   const newest = Number(place.dataset.newest);
   follow({only: key}, (changes) => {
     const version = Math.max(...changes.map((one) => one.version ?? 0));
@@ -216,7 +216,7 @@ addEventListener("keydown", (event) => {
 
 setInterval(tickTimes, 5 * seconds);
 const live = document.getElementById("live");
-if (live?.dataset.live) liveTable(live.dataset.live);
+if (live?.dataset.live) liveTable(decodeURIComponent(live.dataset.live));
 if (live?.dataset.liveKey) liveKey(live);
 const once = {scrub, "scrub-run": scrubRun};
 for (const [id, begin] of Object.entries(once)) {
