@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import traceback
 from functools import partial
-from socketserver import BaseRequestHandler, ThreadingTCPServer
-from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,6 +26,7 @@ from statecache.keys import KeySpace
 from statecache.lua import script
 from tests.fixtures.faults import through
 from tests.fixtures.servers import MakeClient, MakeSettings, every_redis, on_database
+from tests.support.denying import SAYS, denying
 from tests.support.fault_proxy import FaultProxy
 from tests.support.unread_replies import leave_unread
 
@@ -188,26 +187,18 @@ async def test_a_url_that_leads_to_another_kind_of_server(make_client: MakeClien
         await client.get("runs/first", timeout=2.0)
 
 
-class Denying(BaseRequestHandler):
-    """What a Redis in protected mode does: it says so, and hangs up."""
-
-    SAYS = "DENIED Redis is running in protected mode"
-
-    def handle(self) -> None:
-        """Wait for a command, not for long, and refuse it."""
-        self.request.settimeout(1.0)
-        with suppress(OSError):
-            self.request.recv(1)
-            self.request.sendall(f"-{self.SAYS}\r\n".encode())
-
-
 async def test_what_a_server_says_before_it_hangs_up_is_told(make_client: MakeClient, settings: Settings) -> None:
-    with ThreadingTCPServer(("127.0.0.1", 0), Denying) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        at = f"127.0.0.1:{server.server_address[1]}"
-        with pytest.raises(RedisUnavailable, match=f"{at}.*{Denying.SAYS}"):
-            await make_client(_nowhere(settings, redis_url=f"redis://{at}")).get("runs/first", timeout=0.5)
-        await asyncio.to_thread(server.shutdown)
+    with denying() as at, pytest.raises(RedisUnavailable, match=f"{at}.*{SAYS}"):
+        await make_client(_nowhere(settings, redis_url=f"redis://{at}")).get("runs/first", timeout=0.5)
+
+
+async def test_a_password_that_a_server_repeats_is_not_told(make_client: MakeClient, settings: Settings) -> None:
+    """Redis repeats the words of a command that it does not know; AUTH may be renamed away, as any other."""
+    with denying("ERR unknown command 'AUTH', with args beginning with: 'agent' 's3cr3t' ") as at:
+        client = make_client(_nowhere(settings, redis_url=f"redis://agent:s3cr3t@{at}"))
+        with pytest.raises(RedisUnavailable, match="unknown command 'AUTH'") as caught:
+            await client.get("runs/first", timeout=0.5)
+    assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
 
 
 async def test_a_database_that_was_never_migrated(make_client: MakeClient, make_settings: MakeSettings) -> None:

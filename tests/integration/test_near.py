@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -12,10 +15,13 @@ from statecache import AsyncStateCache, Settings
 from statecache.errors import ConfigurationError, ForeignData, PostgresUnavailable, Unavailable, UsageError
 from statecache.keys import KeySpace
 from statecache.lua import script
+from statecache.testing import servers
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, rows
 from tests.fixtures.servers import MakeClient, MakeSettings, every_redis
+from tests.support.denying import SAYS as DENIAL
+from tests.support.denying import denying
 from tests.support.fault_proxy import FaultProxy
 from tests.support.local_reads import KEY, LIMIT_S, kept, reads, until
 from tests.support.polling import pause
@@ -215,6 +221,52 @@ async def test_a_server_that_tracks_nothing_is_told_of_once_and_every_read_is_th
     assert one.near.hits == 0
     assert "track" in one.near.untrusted_reason
     assert len([1 for found in caplog.records if "nothing is read locally" in found.message]) == 1
+
+
+@every_redis
+async def test_a_server_without_resp3_is_told_of_once_and_not_dialled_again_without_end(
+    make_client: MakeClient, settings: Settings, redis_kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some refuse HELLO as from one who gave no password, others repeat it, with the password, which is not told."""
+    caplog.set_level(logging.WARNING, logger="statecache")
+    named = {"prefix": settings.prefix, "postgres_schema": settings.postgres_schema, "shards": str(settings.shards)}
+    without = {"rename-command": 'HELLO ""'}
+    binary = Path(shutil.which("redis-server") or "") if redis_kind == "debian" else None
+    with servers(workers=0, fsync=False, redis_server=binary, settings=named, redis_config=without) as own:
+        urls = {"redis_url": own.redis_url, "postgres_url": own.postgres_url}
+        one = make_client(settings.model_copy(update=urls))
+        line: Any = one._runtime.tracked
+        await one.set(KEY, 1)
+        await one.get(KEY)
+        await until(lambda: line._background is not None and not line._background.alive)
+        for _ in range(5):
+            assert (await one.get(KEY)).value == 1  # type: ignore[union-attr]
+        assert not line._background.alive
+        assert one.near.hits == 0
+        assert "the server does not track what is read, for it refuses HELLO 3" in one.near.untrusted_reason
+        assert len([1 for found in caplog.records if "nothing is read locally" in found.message]) == 1
+        assert (urlsplit(own.redis_url).password or "") not in one.near.untrusted_reason + caplog.text
+        line._not_before = 0.0  # a minute later
+        await one.get(KEY)
+        await until(lambda: line._not_before and not line._background.alive)
+        assert len([1 for found in caplog.records if "nothing is read locally" in found.message]) == 1
+        await one.close()
+
+
+async def test_a_server_that_denies_everything_is_not_taken_for_one_without_resp3(
+    make_client: MakeClient, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It refuses connections in RESP2 too: that may pass at any moment, and is no reason to wait for a minute."""
+    caplog.set_level(logging.WARNING, logger="statecache")
+    with denying() as at:
+        one = make_client(settings.model_copy(update={"redis_url": f"redis://{at}"}))
+        line: Any = one._runtime.tracked
+        line.is_up()
+        await until(lambda: one.near.untrusted_reason)
+        assert DENIAL in one.near.untrusted_reason
+        assert line._background.alive
+        assert "nothing is read locally" not in caplog.text
+        await one.close()
 
 
 # Read modes.

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 CHECK_TLS = "Check redis_ca_file, redis_certificate_file, redis_key_file, and the server's name in redis_url."
 _ASYNCIO = re.compile(r"(Err(?:or|no) (\d+)\b[^()]*?)Connect call failed")
 """What asyncio says in the place of the system's reason."""
+_ECHO = re.compile(r",? with args beginning with:?.*", re.DOTALL)
+"""What a server tells of a command that it does not know: of AUTH and of HELLO, the password."""
 _CREDENTIALS = "Check user and password."
 _REPLACED = "The file could be used when the client was made: where it is being replaced, that passes by itself."
 _UP = "Is the server up, the URL right?"
@@ -43,9 +45,11 @@ def not_opened(error: Exception, settings: Settings) -> RedisUnavailable | Confi
     if isinstance(error, ResponseError):
         if (wrong := _no_database(error, where)) is not None:
             return wrong
-        refused = "WRONGPASS" in str(error) or "NOAUTH" in str(error) or "password" in str(error)
+        said = _ECHO.sub("", str(error))
+        error.args = (said,)  # whoever shows an error shows its cause
+        refused = "WRONGPASS" in said or "NOAUTH" in said or "password" in said
         reason, hint = ("authentication", _CREDENTIALS) if refused else ("connect", "")
-        return RedisUnavailable(reason, detail=f"{where}: {error}", hint=hint)
+        return RedisUnavailable(reason, detail=f"{where}: {said}", hint=hint)
     over_tls = settings.redis_url.startswith("rediss://")
     if over_tls and (trouble := tls_file_trouble(settings)):
         return RedisUnavailable("tls" if is_tls_refused(error) else "connect", detail=trouble, hint=_REPLACED)
@@ -54,6 +58,18 @@ def not_opened(error: Exception, settings: Settings) -> RedisUnavailable | Confi
     reason, hint = ("tls", CHECK_TLS) if is_tls_refused(error) else ("connect", _UP + mute + perhaps)
     hint = error.hint if isinstance(error, TooLittleTime) else hint
     return RedisUnavailable(reason, detail=f"{where}: {_system_reason(error)}", hint=hint)
+
+
+def is_refused(error: RedisUnavailable) -> bool:
+    """Return whether the other side has answered, and not as a server that opens a connection.
+
+    Where a server has a password, one without HELLO answers that there was no AUTH.
+    """
+    said = error.__cause__
+    in_resp2 = "Invalid RESP version" in str(said)
+    return error.reason == "authentication" or (
+        error.reason == "connect" and (isinstance(said, ResponseError) or in_resp2)
+    )
 
 
 def perhaps_tls(where: str) -> str:

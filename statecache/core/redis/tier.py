@@ -21,7 +21,7 @@ from statecache.clock import boottime, monotonic
 from statecache.concurrency import TASKS, Concurrency
 from statecache.core.pool import Pool
 from statecache.core.redis.connection import Dial, Link, dialer
-from statecache.core.redis.not_opened import not_opened
+from statecache.core.redis.not_opened import is_refused, not_opened
 from statecache.core.redis.rights import CLIENT, FENCED, Rights, commands, first_and_last, rights, shards_to_ask
 from statecache.core.redis.server_clock import ServerClock
 from statecache.errors import ConfigurationError, RedisUnavailable, StateCacheError
@@ -131,7 +131,14 @@ class RedisTier:
         """
         if self._dial_tracked is None:
             raise ConfigurationError("connections that are dialled by hand are not tracked")
-        link = await self._connected(self._dial_tracked, None)
+        try:
+            link = await self._connected(self._dial_tracked, None)
+        except RedisUnavailable as error:
+            if not is_refused(error):
+                raise
+            await (await self.link()).close()  # which fails alike, unless it is RESP3 alone that is refused
+            what = "the server does not track what is read, for it refuses HELLO 3"
+            raise ConfigurationError(f"{what}: {error.detail}") from error
         # With NOLOOP the server would not push what it evicts or expires while a command of this connection runs.
         tracking = ("CLIENT", "TRACKING", "ON", "OPTIN")
         asked = [tracking, ("CLIENT", "CACHING", "YES"), ("TIME",)]  # which names no key
