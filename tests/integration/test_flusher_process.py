@@ -375,8 +375,8 @@ async def test_told_to_stop_while_it_waits_for_a_server_it_goes_at_once(own: Ser
         async with WorkerProcess(own_settings, drain_s=600) as process:
             await process.until("outage")
             process.send(signal.SIGTERM)
-            assert (await process.until("stopped"))["left"] == 0
-            assert await process.ended() == 0
+            assert (await process.until("stopped"))["left"] is None  # it never came to know
+            assert await process.ended() == 1
     finally:
         await asyncio.to_thread(own.restart, "postgres")
 
