@@ -30,7 +30,7 @@ _LAST_CHARACTER = "\U0010ffff"
 
 _NAME = r"[A-Za-z0-9_.-]{1,64}"
 _parts = re.compile(r"(.*):\{(\d+)\}(:.*)").fullmatch
-_BY_NAME = re.compile(r"(?<=:state:).*|(?<=:events:).*")
+_BY_NAME = re.compile(r"(?:(?<=:state:)|(?<=:events:)|(?<=:turn:)|(?<=:calls:)).*")
 _is_name = re.compile(_NAME).fullmatch
 _is_plain_key = re.compile(_NAME + r"(?:/[\x01-.0-\x7f]+)+").fullmatch
 _is_plain_prefix = re.compile(_NAME + r"(?:/[\x01-.0-\x7f]+)*/(?:[\x01-.0-\x7f]+)?").fullmatch
@@ -164,6 +164,10 @@ class KeySpace:
         """Return three names: the hash of who updates a state next, the list on which others wait, the state's hash."""
         shard = self.shard(key)
         return self._turn[shard] + key, self._calls[shard] + key, self._state[shard] + key
+
+    def turn_stems(self, shard: int) -> tuple[str, str]:
+        """Return what the first two names that `turn` gives begin with; the key follows."""
+        return self._turn[shard], self._calls[shard]
 
     def state_stem(self, shard: int) -> str:
         """Return what the name of the hash of every state of a shard begins with; the key follows."""

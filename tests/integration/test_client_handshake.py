@@ -62,9 +62,25 @@ async def test_a_command_that_was_taken_away_is_named(
         with pytest.raises(ConfigurationError, match=f"lacks the command {command}[ .]") as caught:
             await client.set("runs/42", 1)
         facts = await doctor.ask(settings.model_copy(update={"redis_url": own.redis_url}))
-        assert facts.lacking == [f"the command {command}"]
-        assert (facts.handshake_refused, facts.agent_refused, facts.worker_refused) == ("", "", "")
+        assert [*facts.lacking, *facts.rights.client.unknown] == [f"the command {command}"]
+        asked = facts.rights
+        assert {some.refused for some in (asked.client, asked.agent, asked.worker, *asked.uses)} == {""}
     assert "rename-command" in str(caught.value)
+
+
+@pytest.mark.own_servers("it takes commands away")
+@pytest.mark.parametrize(
+    ("command", "severity"),
+    [("HELLO", "warning"), ("CLIENT", "warning"), ("BLMPOP", "warning"), ("SSUBSCRIBE", "error"), ("WAIT", "error")],
+)
+async def test_a_command_that_some_agents_do_without_is_missed_by_doctor(
+    settings: Settings, command: str, severity: str
+) -> None:
+    with servers(workers=0, migrate=False, fsync=False, redis_config={"rename-command": f'{command} ""'}) as own:
+        without = settings.model_copy(update={"redis_url": own.redis_url})
+        found = doctor.findings(await doctor.ask(without), without, worker=False)
+        (one,) = [one for one in found if f" lacks the command {command}" in one.what]
+        assert (one.severity, bool(one.costs), "rename-command" in one.remedy) == (severity, True, True)
 
 
 @pytest.mark.own_servers("it takes a command away")
@@ -72,7 +88,9 @@ async def test_a_command_that_only_workers_run_is_missed_by_doctor_and_by_migrat
     with servers(workers=0, migrate=False, fsync=False, redis_config={"rename-command": 'SCAN ""'}) as own:
         without = settings.model_copy(update={"redis_url": own.redis_url, "postgres_url": own.postgres_url})
         facts = await doctor.ask(without)
-        assert (facts.lacking, facts.worker_lacking) == ([], ["the command SCAN"])
+        asked = facts.rights
+        assert (facts.lacking, asked.worker.unknown) == ([], ["the command SCAN"])
+        assert [one for some in (asked.client, asked.agent, *asked.uses) for one in some.unknown] == []
         with pytest.raises(ConfigurationError, match=r"this Redis server lacks the command SCAN\.") as caught:
             await migrate(without)
         assert "rename-command" in str(caught.value)

@@ -1,16 +1,21 @@
-"""The doctor under the rights of config/roles.sql: each right that is taken back is named, with what mends it."""
+"""The doctor under the rights of config/roles.sql and config/users.acl.
+
+Each right that is taken back is named, with what mends it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from statecache.cli.doctor import postgres as doctor_postgres
+from statecache.cli.doctor import redis as doctor_redis
 from statecache.cli.doctor.findings import Finding
 from tests.support.command_line import CommandLine
-from tests.support.deployment_world import SHARDS, Deployment, agent
+from tests.support.deployment_world import SHARDS, Deployment, agent, granted
 
 GRANTED = """
 SELECT privilege_type, column_name, table_name FROM information_schema.column_privileges
@@ -78,6 +83,31 @@ async def test_each_function_that_is_taken_back_is_named(deployment: Deployment,
     assert severities["begin_epoch"] == "error"
     assert severities["set_locking"] == {"agent": "warning", "worker": "error"}[user]
     assert ("erase_history" in severities) == (user == "worker")
+
+
+@pytest.mark.parametrize("user", ["agent", "worker"])
+async def test_each_command_that_is_taken_back_is_named(deployment: Deployment, raw: Any, user: str) -> None:
+    """The levels tell WAITAOF."""
+    settings = deployment.settings_of(user, shards=SHARDS)
+
+    async def refused() -> dict[str, str]:
+        found = doctor_redis.findings(await doctor_redis.ask(settings), settings, worker=user == "worker")
+        told = [one for one in found if "this user may not" in one.what or "CONFIG GET is refused" in one.what]
+        return {one.what.partition(" (")[0]: one.severity for one in told if "others need none of it" not in one.costs}
+
+    before = await refused()
+    assert before == ({"CONFIG GET is refused": "note"} if user == "worker" else {})
+    severities = {}
+    for command in sorted(granted(deployment, user) - {"waitaof"}):
+        raw.execute_command("ACL", "SETUSER", user, f"-{command}")
+        ((what, severities[command]),) = ((await refused()).items() - before.items()) or [("", "")]
+        raw.execute_command("ACL", "SETUSER", user, f"+{command}")
+        name = command.replace("|", " ").upper()
+        assert what == (f"this user may not run {name}" if name != "CONFIG GET" else "CONFIG GET is refused")
+    done_without = {"rpush": "warning", "blmpop": "warning", "client|tracking": "warning", "client|caching": "warning"}
+    assert severities == dict.fromkeys(severities, "error") | (
+        done_without | {"config|get": "note"} if user == "agent" else {}
+    )
 
 
 async def test_who_looks_needs_the_users_that_the_page_says(

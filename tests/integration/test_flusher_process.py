@@ -174,7 +174,7 @@ async def test_a_right_that_it_lacks_at_its_start_ends_it_and_is_named(
     """One that only workers need, too: it took shards, flushed into Postgres and acknowledged nothing."""
     async with WorkerProcess(settings, redis_url=_without(settings, redis_raw, right)) as process:
         told = await process.until("configuration")
-        assert f"the Redis user may not run {right.upper()} " in told["detail"]
+        assert f"the Redis user may not run {right.upper()}. " in told["detail"]
         assert await process.ended() == 3
     redis_raw.acl_deluser(settings.prefix)
 

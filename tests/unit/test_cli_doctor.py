@@ -13,7 +13,9 @@ from statecache.cli.doctor.command import _against_postgres, _worth, between
 from statecache.cli.doctor.postgres import PostgresFacts
 from statecache.cli.doctor.postgres_rights import AGENT_READS, FUNCTIONS, WORKER_READS, WORKER_WRITES, lacking_of
 from statecache.cli.doctor.redis import RedisFacts
+from statecache.cli.doctor.redis_rights import Asked
 from statecache.cli.status.replicas import replicas_min_of, too_few_replicas
+from statecache.core.redis.rights import Rights
 from statecache.keys import GROUP_RULE, HASH
 from statecache.redis_errors import CLUSTER_NODE, SENTINEL
 from statecache.settings import Settings
@@ -27,8 +29,7 @@ REDIS = RedisFacts(
     config={"appendfsync": "always", "save": "", "maxmemory-clients": "1073741824", "min-replicas-to-write": "1",
             "client-output-buffer-limit": "normal 0 0 0 slave 268435456 67108864 60 pubsub 33554432 8388608 60"},
     config_refused="", pin=["64", HASH, "sc", "statecache", "one"], lacking=[],
-    worker_lacking=[], handshake_refused="", agent_refused="", worker_refused="",
-    ahead_s=0.0,
+    rights=Asked(Rights((), ())), ahead_s=0.0,
 )  # fmt: skip
 POSTGRES = PostgresFacts(
     version="17.2", version_num=170002,
@@ -71,12 +72,13 @@ def test_servers_in_order_give_no_finding_at_all() -> None:
          "client-output-buffer-limit for replicas is 33554432 bytes", "warning"),
         ({"info": {"connected_slaves": "2", "min_slaves_good_slaves": "1"}, "config": {"min-replicas-to-write": "2"}},
          "too few replicas: 1 replicas keep up with it, and min-replicas-to-write asks for 2", "error"),
-        ({"kind": "cluster", "agent_refused": "may not run INFO"}, CLUSTER_NODE, "error"),
-        ({"kind": "sentinel", "info": {}, "pin": [], "handshake_refused": "may not run EVAL"}, SENTINEL, "error"),
+        ({"kind": "cluster", "rights": Asked(Rights((), ["INFO"]))}, CLUSTER_NODE, "error"),
+        ({"kind": "sentinel", "info": {}, "pin": [], "rights": Asked(Rights((), ["EVAL"]))}, SENTINEL, "error"),
         ({"info": {"aof_last_write_status": "err"}}, "the append-only file could not be written", "error"),
         ({"info": {"rdb_last_bgsave_status": "err"}}, "the last snapshot failed", "warning"),
         ({"lacking": ["sharded pub/sub"]}, "Redis 7.4.0 lacks sharded pub/sub", "error"),
-        ({"worker_lacking": ["the command XTRIM"]}, "Redis 7.4.0 lacks the command XTRIM", "error"),
+        ({"rights": Asked(Rights((), []), worker=Rights((), ["!the command XTRIM"]))},
+         "Redis 7.4.0 lacks the command XTRIM", "error"),
     ],
 )  # fmt: skip
 def test_redis(facts: dict[str, Any], what: str, severity: str) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from statecache import AsyncStateCache, ConfigurationError, core
+from statecache.cli.doctor import redis_rights as doctor
 from statecache.core.redis.rights import CLIENT, FENCED, Rights
 from statecache.core.redis.tier import RedisTier
 from statecache.lua import script
 from statecache_workers import redis_rights
 from tests.fixtures.redis import FakeDeployment
+from tests.support.deployment_files import grants
 
 SOURCES = Path(core.__file__).parent
 
@@ -43,6 +46,19 @@ def test_every_command_that_a_worker_runs_is_asked_for_at_its_start() -> None:
     run |= {command for found in plain for command in found if command}
     assert {"XREAD", "XTRIM", "HSCAN", "SCAN", "ZRANGEBYSCORE", "RENAME", "SPUBLISH", "XADD"} <= run
     assert run - _asked_for() - {command.split()[0] for command in redis_rights.WORKER} == {"EVAL"}
+
+
+def test_doctor_asks_for_every_command_that_is_granted() -> None:
+    """That agents and workers run what they are granted, and no more, their servers count in the integration tests."""
+
+    def named(*spelled: Sequence[str]) -> set[str]:
+        found = [one.lower().split() for some in spelled for one in some]
+        return {"|".join(words[: 2 if words[0] in ("client", "xinfo") else 1]) for words in found}
+
+    given, uses = grants(), [use.commands for use in doctor.USES]
+    told_elsewhere = {"config|get", "waitaof"}
+    assert named(CLIENT, FENCED, doctor.AGENT, *uses) == set(given["agent"]) - told_elsewhere | {"hello"}
+    assert named(CLIENT, FENCED, redis_rights.WORKER) | {"eval"} == set(given["worker"])
 
 
 def test_what_only_a_lock_needs_is_asked_for_by_the_lock_before_it_writes() -> None:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from redis.exceptions import ResponseError
 
+from statecache.cli.doctor import redis_rights
 from statecache.cli.doctor.findings import Finding, error, note, warning
 from statecache.cli.status.replicas import REPLICAS, too_few_replicas
 from statecache.cli.status.sample import info_of, software
 from statecache.clock import wall
 from statecache.core.redis.connection import Link, dialer
-from statecache.core.redis.rights import CLIENT, FENCED, LOCKS, Rights, commands, rights
+from statecache.core.redis.rights import Rights
 from statecache.keys import HASH, KeySpace
 from statecache.lua import script
 from statecache.model import COMMIT_BYTES_MAX
@@ -28,15 +29,12 @@ from statecache.redis_errors import (
     NO_CLUSTER,
     NO_SENTINEL,
     SENTINEL,
-    answer_of,
     code_of,
     is_sentinel,
-    unknown_command,
 )
 from statecache.rules.looks import Look, look_of
 from statecache.settings import pin_difference
 from statecache_workers.redis_memory import shortage
-from statecache_workers.redis_rights import WORKER
 
 if TYPE_CHECKING:
     from statecache.settings import Settings
@@ -45,10 +43,6 @@ CONFIG = (
     "appendfsync", "save", "maxmemory-clients", REPLICAS, "client-output-buffer-limit", "client-query-buffer-limit",
     "proto-max-bulk-len",
 )  # fmt: skip
-_AGENT = (*LOCKS, "SSUBSCRIBE {events}", "INFO", "WAIT 1 1")
-"""What an agent needs beside what every connection's handshake asks for."""
-_REFUSED = re.compile(r"run the '([a-z]+)' command")
-"""How a server names the command that a user may not run."""
 _LARGEST = {"proto-max-bulk-len": "512mb", "client-query-buffer-limit": "1gb"}
 """What a server allows unless told otherwise."""
 _QUERY_BESIDE = 1024 * 1024
@@ -62,17 +56,14 @@ REPLICA_BUFFER_MIN = 256 * 1024 * 1024
 
 
 class RedisFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a Redis said. `config` lacks what was refused; rights that are lacking are half a sentence."""
+    """What a Redis said. `config` lacks what was refused, and `lacking` is what the handshake found to lack."""
 
     info: Mapping[str, str]
     config: Mapping[str, str]
     config_refused: str
     pin: Sequence[str]
     lacking: Sequence[str]
-    worker_lacking: Sequence[str]
-    handshake_refused: str
-    agent_refused: str
-    worker_refused: str
+    rights: redis_rights.Asked
     ahead_s: float
     kind: str = ""
     """'cluster' for a node of one, 'sentinel', or '' for what can be served."""
@@ -90,16 +81,14 @@ async def ask(settings: Settings) -> RedisFacts:
         before = wall()
         now = (await link.run([("TIME",)], seconds=seconds))[0]
         after = wall()
-        info, config, pin = await link.run(
-            [
-                ("INFO",),
-                ("CONFIG", "GET", *CONFIG),
-                ("HMGET", keys.meta(0), "shards", "hash", "prefix", "schema", "cluster"),
-            ],
-            seconds=seconds,
-        )
+        asked = [
+            ("INFO",),
+            ("CONFIG", "GET", *CONFIG),
+            ("HMGET", keys.meta(0), "shards", "hash", "prefix", "schema", "cluster"),
+        ]
+        info, config, pin = await link.run(asked, seconds=seconds)
         handshake = await _handshake(link, keys, settings.fence, seconds)
-        client, agent, worker = await _asked_for(link, keys, settings.fence, seconds)
+        found = await redis_rights.ask(link, keys, settings.fence, seconds)
         looks = await looks_of(link, keys, settings.fence, seconds)
     finally:
         await link.close()
@@ -110,11 +99,8 @@ async def ask(settings: Settings) -> RedisFacts:
         config=_pairs(config),
         config_refused=str(config) if isinstance(config, Exception) else "",
         pin=[] if isinstance(pin, Exception) or pin[0] is None else [(part or b"").decode() for part in pin],
-        lacking=list(dict.fromkeys([*Rights((), handshake[7:]).unknown, *client.unknown])),
-        worker_lacking=[one for one in worker.unknown if one not in client.unknown],
-        handshake_refused=client.refused,
-        agent_refused=agent.refused,
-        worker_refused=worker.refused,
+        lacking=Rights((), handshake[7:]).unknown,
+        rights=found,
         ahead_s=at - middle.timestamp(),
         kind="sentinel" if is_sentinel(info) else "cluster" if handshake[6] == "cluster" else "",
         full=isinstance(info, bytes) and shortage(info.decode("utf-8", "replace")) is not None,
@@ -132,24 +118,6 @@ async def _handshake(link: Link, keys: KeySpace, fence: str, seconds: float) -> 
     except ResponseError as error:
         return [""] * 6 + ["cluster" if code_of(error) in CLUSTER else ""]
     return [part.decode("utf-8", "replace") for part in reply]
-
-
-async def _asked_for(link: Link, keys: KeySpace, fence: str, seconds: float) -> list[Rights]:
-    """Ask, on every shard, for what each client, an agent, and a worker runs, or tell why no script may be run."""
-    every = CLIENT + (FENCED if fence == "on" else ())
-    asked = [commands(keys, needed, range(keys.shards)) for needed in (every, _AGENT, WORKER)]
-    try:
-        return [await rights(link, some, seconds=seconds) for some in asked]
-    except ResponseError as error:
-        return [Rights(asked[0], [_in_the_way(answer_of(error))]), Rights((), ()), Rights((), ())]
-
-
-def _in_the_way(answer: str) -> str:
-    """Return what keeps this user from running any script by that answer, as the script `rights` would tell it."""
-    if lacking := unknown_command(answer):
-        return f"!{lacking}"
-    found = _REFUSED.search(answer)
-    return found[1].upper() if found else "EVAL"
 
 
 async def looks_of(link: Link, keys: KeySpace, fence: str, seconds: float) -> dict[int, Look]:
@@ -180,7 +148,8 @@ def findings(facts: RedisFacts, settings: Settings, *, worker: bool) -> Iterator
     yield from _what_it_keeps(facts)
     yield from _memory(facts, settings)
     yield from _replicas(facts)
-    yield from _rights(facts, worker=worker)
+    server = software(facts.info) or "the server"
+    yield from redis_rights.findings(facts.rights, facts.lacking, server, worker=worker)
     if facts.config_refused or not facts.config:
         yield note(
             "redis", f"CONFIG GET is refused ({facts.config_refused or 'it told nothing'})",
@@ -193,12 +162,6 @@ def findings(facts: RedisFacts, settings: Settings, *, worker: bool) -> Iterator
 
 
 def _what_it_is(facts: RedisFacts, settings: Settings) -> Iterator[Finding]:
-    if facts.lacking:
-        yield error("redis", f"{software(facts.info) or 'the server'} lacks {', '.join(facts.lacking)}",
-                    "clients refuse it", "use Redis 7.0, Valkey 7.2 or newer, without rename-command")  # fmt: skip
-    if facts.worker_lacking:
-        yield error("redis", f"{software(facts.info) or 'the server'} lacks {', '.join(facts.worker_lacking)}",
-                    "workers and migrate refuse it", "take no command away by rename-command")  # fmt: skip
     if facts.info.get("role") == "slave":
         yield error("redis", "this is a replica", "it takes no writes", "give the primary's URL: STATECACHE_REDIS_URL")
     if facts.pin:
@@ -309,19 +272,3 @@ def _replicas(facts: RedisFacts) -> Iterator[Finding]:
         yield warning("redis", f"client-output-buffer-limit for replicas is {limit.group(1)} bytes",
                       "a burst of large commits cuts replicas off, again and again",
                       'CONFIG SET client-output-buffer-limit "replica 512mb 128mb 60", and in redis.conf')  # fmt: skip
-
-
-def _rights(facts: RedisFacts, *, worker: bool) -> Iterator[Finding]:
-    remedy = "ACL SETUSER <user> +<command> … ~<prefix>:{* &<prefix>:{*"
-    if facts.handshake_refused:
-        yield error("redis", f"this user {facts.handshake_refused}",
-                    "clients and workers refuse to work", remedy)  # fmt: skip
-    for who, refused, insisted in (
-        ("agent", facts.agent_refused, not worker),
-        ("worker", facts.worker_refused, worker),
-    ):
-        what = f"this user {refused}"
-        if refused and insisted:
-            yield error("redis", what, f"it cannot be {'an' if who == 'agent' else 'a'} {who}'s", remedy)
-        elif refused:
-            yield note("redis", what, f"it cannot be {'an' if who == 'agent' else 'a'} {who}'s; others need none of it")

@@ -36,10 +36,19 @@ LOCKS = (
     "HSET {waiters} a b", "HDEL {waiters} a", "SSUBSCRIBE {calling}", "SPUBLISH {calling} x",
 )  # fmt: skip
 """What locks need besides."""
+NEAR = ("HELLO 3", "CLIENT TRACKING ON", "CLIENT CACHING YES")
+"""What the near cache needs besides. No rule refuses HELLO, but a server may lack it."""
+TURNS = (
+    "HGET {turn} a", "HSET {turn} a b", "PEXPIRE {turn} 1", "EXISTS {calls}", "DEL {calls}", "PEXPIRE {calls} 1",
+    "RPUSH {calls} a", "BLMPOP 1 1 {calls} LEFT",
+)  # fmt: skip
+"""What turns need besides: who updates a state that others update too waits to be called."""
 SHARDS_MAX = 64
 """About how many shards one exchange asks, outside of `doctor`."""
 _COMMANDS_MAX = 4_000
 _CHANNELS = ("SPUBLISH", "SSUBSCRIBE")
+_CONTAINERS = ("CLIENT", "XINFO")
+"""Commands of which the second word is a part of the name."""
 
 
 class Rights(NamedTuple):
@@ -56,12 +65,8 @@ class Rights(NamedTuple):
     @property
     def refused(self) -> str:
         """What this user may not do, as half a sentence; empty where everything asked for may be done."""
-        commands: dict[str, str] = {}
-        for one in self.answer:
-            if one[0] not in "!~&":
-                words = one.split()
-                commands.setdefault(words[0], " ".join(words[:2]))
-        parts = [f"run {', '.join(sorted(commands.values()))}"] if commands else []
+        commands = {_name_of(one) for one in self.answer if one[0] not in "!~&"}
+        parts = [f"run {', '.join(sorted(commands))}"] if commands else []
         for mark, what in (("~", "keys"), ("&", "channels")):
             if patterns := self._patterns(mark):
                 parts.append(f"use the {what} {', '.join(patterns)}")
@@ -89,6 +94,11 @@ class Rights(NamedTuple):
         return told
 
 
+def _name_of(command: str) -> str:
+    words = command.split()
+    return " ".join(words[: 2 if words[0] in _CONTAINERS else 1])
+
+
 def _in_brackets(some: set[str]) -> str:
     first = sorted(some)[:4]
     return f" ({', '.join(first)}{', …' if len(some) > 4 else ''})" if first else ""
@@ -109,11 +119,12 @@ def commands(keys: KeySpace, spelled: Sequence[str], shards: Iterable[int]) -> l
     """Return the commands on these shards' keys, in order, each once."""
     found: dict[str, None] = {}
     for shard in shards:
+        turn, calls = (stem + "_/handshake" for stem in keys.turn_stems(shard))
         names = {
             "meta": keys.meta(shard), "changes": keys.changes(shard), "unflushed": keys.unflushed(shard),
             "hydrating": keys.hydrating(shard), "leases": keys.leases(shard), "waiters": keys.waiters(shard),
             "events": keys.events(shard), "calling": keys.events(shard, "client"), "bell": keys.bell(),
-            "state": keys.state_stem(shard) + "_/handshake",
+            "state": keys.state_stem(shard) + "_/handshake", "turn": turn, "calls": calls,
         }  # fmt: skip
         found |= dict.fromkeys(one.format_map(names) for one in spelled)
     return list(found)
