@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, ConfigurationError, Settings
+from statecache import AsyncStateCache, ConfigurationError, RedisUnavailable, Settings
 from statecache.cli.doctor import redis as doctor
 from statecache.core.postgres.migrate import migrate
 from statecache.core.redis import tier
@@ -16,6 +16,7 @@ from statecache.keys import KeySpace
 from statecache.lua import Script, script
 from statecache.testing import servers
 from tests.fixtures.servers import MakeClient, every_redis
+from tests.support.denying import SAYS, denying
 
 WITHOUT = {
     "sharded pub/sub": "name == 'SPUBLISH' then return { err = 'ERR Unknown Redis command called from script' }",
@@ -96,6 +97,11 @@ async def test_a_command_that_only_workers_run_is_missed_by_doctor_and_by_migrat
         assert "rename-command" in str(caught.value)
         with psycopg.connect(own.postgres_url) as connection:
             assert connection.execute("SELECT to_regnamespace(%s)", [settings.postgres_schema]).fetchone() == (None,)
+
+
+async def test_what_a_server_says_before_it_hangs_up_is_told_by_doctor(settings: Settings) -> None:
+    with denying() as at, pytest.raises(RedisUnavailable, match=f"{at}.*{SAYS}"):
+        await doctor.ask(settings.model_copy(update={"redis_url": f"redis://{at}"}))
 
 
 @every_redis

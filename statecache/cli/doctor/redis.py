@@ -19,7 +19,9 @@ from statecache.cli.status.replicas import REPLICAS, too_few_replicas
 from statecache.cli.status.sample import info_of, software
 from statecache.clock import wall
 from statecache.core.redis.connection import Link, dialer
+from statecache.core.redis.not_opened import hung_up
 from statecache.core.redis.rights import Rights
+from statecache.errors import RedisUnavailable
 from statecache.keys import HASH, KeySpace
 from statecache.lua import script
 from statecache.model import COMMIT_BYTES_MAX
@@ -86,7 +88,12 @@ async def ask(settings: Settings) -> RedisFacts:
             ("CONFIG", "GET", *CONFIG),
             ("HMGET", keys.meta(0), "shards", "hash", "prefix", "schema", "cluster"),
         ]
-        info, config, pin = await link.run(asked, seconds=seconds)
+        try:
+            info, config, pin = await link.run(asked, seconds=seconds)
+        except RedisUnavailable as closed:
+            if isinstance(now, Exception) and code_of(now) != "NOPERM":
+                raise hung_up(now, closed, settings) from closed
+            raise
         handshake = await _handshake(link, keys, settings.fence, seconds)
         found = await redis_rights.ask(link, keys, settings.fence, seconds)
         looks = await looks_of(link, keys, settings.fence, seconds)

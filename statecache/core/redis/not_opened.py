@@ -72,6 +72,11 @@ def is_refused(error: RedisUnavailable) -> bool:
     )
 
 
+def hung_up(said: Exception, closed: RedisUnavailable, settings: Settings) -> RedisUnavailable:
+    """Return the error for a server that said so and closed the connection, as one in protected mode does."""
+    return RedisUnavailable(closed.reason, detail=f"{masked(settings.redis_url)}: {said}")
+
+
 def perhaps_tls(where: str) -> str:
     """Return the hint for a server that closes a connection at once; '' where the URL asks for TLS already."""
     return _PERHAPS_TLS if where.startswith(_PLAIN) else ""

@@ -21,7 +21,7 @@ from statecache.clock import boottime, monotonic
 from statecache.concurrency import TASKS, Concurrency
 from statecache.core.pool import Pool
 from statecache.core.redis.connection import Dial, Link, dialer
-from statecache.core.redis.not_opened import is_refused, not_opened
+from statecache.core.redis.not_opened import hung_up, is_refused, not_opened
 from statecache.core.redis.rights import CLIENT, FENCED, Rights, commands, first_and_last, rights, shards_to_ask
 from statecache.core.redis.server_clock import ServerClock
 from statecache.errors import ConfigurationError, RedisUnavailable, StateCacheError
@@ -42,7 +42,7 @@ from statecache.redis_errors import (
     of_sentinel,
     refusal,
 )
-from statecache.settings import masked, pin_difference
+from statecache.settings import pin_difference
 
 if TYPE_CHECKING:
     from statecache.core.redis.installation import Pairing
@@ -217,8 +217,8 @@ class RedisTier:
             return await self.hindered(link, Rights((), ()), self._needed, seconds=seconds, otherwise=told)
         try:
             (info,) = await link.run([("INFO", "server")], seconds=seconds)
-        except RedisUnavailable as closed:  # it said so and hung up, as one in protected mode does
-            return RedisUnavailable(closed.reason, detail=f"{masked(self._settings.redis_url)}: {error}")
+        except RedisUnavailable as closed:
+            return hung_up(error, closed, self._settings)
         if is_sentinel(info):
             return of_sentinel()
         return ConfigurationError(f"Redis refuses the handshake: {error}", hint=SERVERS)
