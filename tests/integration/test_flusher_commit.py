@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import count
 from typing import Any
 from urllib.parse import quote
@@ -13,130 +12,17 @@ import psycopg
 import pytest
 
 from statecache import Settings
-from statecache.core.postgres.connection import Warnings, doubt_of
 from statecache.errors import PostgresUnavailable, RedisUnavailable
 from statecache.testing import servers
 from statecache_workers.database import Call, Database, Transaction
 from statecache_workers.postgres_errors import Poison, translated
 from statecache_workers.read_ahead import UNREAD_PART
 from statecache_workers.worker import Worker
-from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows
+from tests.fixtures.flusher import Agents, Log, MakeWorker, acknowledged, flush, flush_through, flushed, rows, trigger
 from tests.fixtures.servers import MakeSettings, plain_client
 from tests.support.polling import pause_thread
 
 Psql = psycopg.Connection[Any]
-
-
-@contextmanager
-def _trigger(psql: Psql, table: str, body: str, *, deferred: bool = False) -> Iterator[None]:
-    """Run `body` for every row that is written to a table, at COMMIT where it is deferred, during the block."""
-    psql.execute(
-        f"CREATE FUNCTION fault() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} RETURN NEW; END $$".encode()
-    )
-    if deferred:
-        psql.execute(
-            f"CREATE CONSTRAINT TRIGGER fault AFTER INSERT OR UPDATE ON {table} DEFERRABLE INITIALLY DEFERRED "
-            "FOR EACH ROW EXECUTE FUNCTION fault()".encode()
-        )
-    else:
-        psql.execute(
-            f"CREATE TRIGGER fault BEFORE INSERT OR UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION fault()".encode()
-        )
-    try:
-        yield
-    finally:
-        psql.execute(b"DROP FUNCTION fault() CASCADE")
-
-
-@pytest.fixture
-def _said_by_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have what a trigger says stand in for what COMMIT itself says: that has no context."""
-    monkeypatch.setattr("statecache.core.postgres.connection._is_of_a_function", lambda _: False)
-
-
-def _acknowledged(agents: Agents) -> int:
-    return sum(int(agents.meta(shard)["flushed"]) for shard in range(agents.settings.shards))
-
-
-@pytest.mark.usefixtures("_said_by_commit")
-async def test_a_warning_during_commit_moves_nothing_and_the_batch_is_repeated(
-    agents: Agents, worker: Worker, psql: Psql
-) -> None:
-    """A cancelled wait for a synchronous standby looks like that: success, and a warning."""
-    await flush(worker)
-    agents.commit("runs/1")
-    body = "RAISE WARNING 'canceling wait for synchronous replication due to user request';"
-    with _trigger(psql, "change", body, deferred=True), pytest.raises(PostgresUnavailable, match="synchronous"):
-        await flush(worker)
-    assert rows(psql, "SELECT count(*) FROM change") == [(1,)]
-    assert _acknowledged(agents) == 0
-    await flush_through(worker)
-    assert rows(psql, "SELECT count(*) FROM change") == [(1,)]
-    assert _acknowledged(agents) == 1
-
-
-@pytest.mark.parametrize("deferred", [False, True])
-@pytest.mark.parametrize("table", ["change", "shard"])
-async def test_a_warning_of_an_operators_trigger_is_no_doubt_of_the_commit(
-    agents: Agents, worker: Worker, psql: Psql, table: str, *, deferred: bool
-) -> None:
-    await flush(worker)
-    agents.commit("runs/1")
-    with _trigger(psql, table, "RAISE WARNING 'audit: row added';", deferred=deferred):
-        await flush(worker)
-    assert _acknowledged(agents) == 1
-
-
-def test_of_warnings_those_without_a_context_may_be_the_commits(psql: Psql) -> None:
-    heard: Any = psql
-    warnings = Warnings(heard)
-    psql.execute(b"DO $$ BEGIN RAISE WARNING 'said by a function'; END $$")
-    assert doubt_of("COMMIT", warnings) == ""
-    psql.execute(b"COMMIT")  # which has nothing to commit
-    assert doubt_of("COMMIT", warnings) == warnings.texts[0] != ""
-
-
-@pytest.mark.usefixtures("_said_by_commit")
-async def test_a_watermark_that_a_standby_may_lack_is_not_acknowledged_by_the_next_owner_either(
-    agents: Agents, make_worker: MakeWorker, psql: Psql
-) -> None:
-    """The row shows the watermark of a COMMIT whose wait was cancelled; only a clean COMMIT behind it makes it safe."""
-    first, second = make_worker(), make_worker()
-    await flush(first)
-    agents.commit("runs/1")
-    warns = "RAISE WARNING 'canceling wait for synchronous replication due to user request';"
-    with _trigger(psql, "change", warns, deferred=True), pytest.raises(PostgresUnavailable):
-        await flush(first)
-    await first.leave()
-    assert sum(flushed(psql).values()) == 1
-    with _trigger(psql, "shard", warns, deferred=True), pytest.raises(PostgresUnavailable):
-        await flush(second)
-    assert _acknowledged(agents) == 0
-    await flush_through(second)
-    assert _acknowledged(agents) == 1
-
-
-@pytest.mark.usefixtures("_said_by_commit")
-async def test_a_warning_that_a_default_would_hide_is_seen_all_the_same(
-    make_settings: MakeSettings, make_worker: MakeWorker, site: Any
-) -> None:
-    hiding = quote("-c client_min_messages=error")
-    settings = make_settings(postgres_url=f"{site.postgres_url}?options={hiding}")
-    worker = make_worker(settings)
-    path = f"-c search_path={settings.postgres_schema}"
-    with (
-        psycopg.connect(site.postgres_url, autocommit=True, options=path) as psql,
-        plain_client(settings.redis_url) as raw,
-    ):
-        agents = Agents(settings, worker.keys, raw)
-        await flush(worker)
-        agents.commit("runs/1")
-        body = "RAISE WARNING 'canceling wait for synchronous replication due to user request';"
-        with _trigger(psql, "change", body, deferred=True), pytest.raises(PostgresUnavailable, match="synchronous"):
-            await flush(worker)
-        assert _acknowledged(agents) == 0
-        await flush_through(worker)
-        assert _acknowledged(agents) == 1
 
 
 def _until_commits_wait(url: str, admin: Psql) -> None:
@@ -153,7 +39,7 @@ def _until_commits_wait(url: str, admin: Psql) -> None:
         committing.result()
 
 
-async def test_a_commit_that_waits_for_a_missing_standby_is_not_acknowledged() -> None:
+async def test_a_commit_that_waits_for_a_missing_standby_is_notacknowledged() -> None:
     """The real thing: a synchronous standby that never comes, and a wait that the statement timeout cancels."""
     with servers(workers=0, settings={"shards": "4"}, fsync=False) as s:
         urls = {"redis_url": s.redis_url, "postgres_url": s.postgres_url}
@@ -168,11 +54,11 @@ async def test_a_commit_that_waits_for_a_missing_standby_is_not_acknowledged() -
             _until_commits_wait(s.postgres_url, admin)
             with pytest.raises(PostgresUnavailable):
                 await flush(worker)
-            assert _acknowledged(agents) == 0
+            assert acknowledged(agents) == 0
             admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
             admin.execute("SELECT pg_reload_conf()")
             await flush_through(worker)
-            assert _acknowledged(agents) == 1
+            assert acknowledged(agents) == 1
         await worker.close()
 
 
@@ -196,9 +82,9 @@ async def test_a_commit_that_postgres_answers_with_rollback_moves_nothing(
         with pytest.raises(PostgresUnavailable, match="ROLLBACK"):
             await flush(worker)
     assert rows(psql, "SELECT count(*) FROM change") == [(0,)]
-    assert _acknowledged(agents) == 0
+    assert acknowledged(agents) == 0
     await flush_through(worker)
-    assert _acknowledged(agents) == 1
+    assert acknowledged(agents) == 1
 
 
 @pytest.mark.parametrize(("table", "took"), [("change", "took_0_of_1_changes"), ("state", "of_0_of_1_keys")])
@@ -208,12 +94,12 @@ async def test_what_postgres_takes_only_in_part_is_not_committed(
     """Somebody's trigger keeps a row out, without a word."""
     await flush(worker)
     agents.commit("runs/1")
-    with _trigger(psql, table, "RETURN NULL;"), pytest.raises(PostgresUnavailable, match=took):
+    with trigger(psql, table, "RETURN NULL;"), pytest.raises(PostgresUnavailable, match=took):
         await flush(worker)
     assert sum(flushed(psql).values()) == 0
     assert rows(psql, "SELECT (SELECT count(*) FROM change), (SELECT count(*) FROM quarantine)") == [(0, 0)]
     await flush_through(worker)
-    assert _acknowledged(agents) == 1
+    assert acknowledged(agents) == 1
 
 
 async def test_a_flush_takes_two_round_trips(agents: Agents, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,9 +134,9 @@ async def test_a_lost_acknowledgement_repeats_nothing(
         with pytest.raises(RedisUnavailable):
             await flush(worker)
     assert sum(flushed(psql).values()) == 2
-    assert _acknowledged(agents) == 0
+    assert acknowledged(agents) == 0
     await flush_through(worker)
-    assert _acknowledged(agents) == 2
+    assert acknowledged(agents) == 2
     assert rows(psql, "SELECT version, gap FROM change ORDER BY version") == [(1, False), (2, False)]
 
 
@@ -272,9 +158,9 @@ async def test_what_is_committed_is_acknowledged_although_reading_on_fails(
     with monkeypatch.context() as patched:
         patched.setattr(worker.flusher.streams, "heads", refused)
         assert await worker.turn()
-    assert (_acknowledged(agents), worker.flusher.counters.entries) == (5, 5)
+    assert (acknowledged(agents), worker.flusher.counters.entries) == (5, 5)
     await flush(worker)
-    assert _acknowledged(agents) == 8
+    assert acknowledged(agents) == 8
 
 
 OUTAGES = [
@@ -301,12 +187,12 @@ async def test_an_outage_is_waited_out_and_never_blamed_on_the_data(
     await flush(worker)
     agents.commit("runs/1")
     body = f"RAISE EXCEPTION 'no room' USING ERRCODE = '{state}';"
-    with _trigger(psql, "change", body), pytest.raises(PostgresUnavailable, match="no room"):
+    with trigger(psql, "change", body), pytest.raises(PostgresUnavailable, match="no room"):
         await flush(worker)
     assert rows(psql, "SELECT (SELECT count(*) FROM quarantine), (SELECT count(*) FROM change)") == [(0, 0)]
-    assert _acknowledged(agents) == 0
+    assert acknowledged(agents) == 0
     await flush_through(worker)
-    assert _acknowledged(agents) == 1
+    assert acknowledged(agents) == 1
     assert rows(psql, "SELECT count(*) FROM quarantine") == [(0,)]
 
 
@@ -316,11 +202,11 @@ async def test_an_error_at_commit_that_is_not_of_the_data_is_blamed_on_no_change
     await flush(worker)
     agents.commit("runs/1")
     body = "RAISE EXCEPTION 'deferred' USING ERRCODE = 'XX001';"
-    with _trigger(psql, "change", body, deferred=True), pytest.raises(PostgresUnavailable, match="deferred"):
+    with trigger(psql, "change", body, deferred=True), pytest.raises(PostgresUnavailable, match="deferred"):
         await flush(worker)
     assert rows(psql, "SELECT count(*) FROM quarantine") == [(0,)]
     await flush_through(worker)
-    assert _acknowledged(agents) == 1
+    assert acknowledged(agents) == 1
 
 
 async def test_while_a_batch_fails_what_was_read_ahead_is_not_written(
@@ -331,7 +217,7 @@ async def test_while_a_batch_fails_what_was_read_ahead_is_not_written(
     for i in range(25):
         agents.commit(("runs/1", str(i)))
     body = "IF NEW.version = 8 THEN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END IF;"
-    with _trigger(psql, "change", body), pytest.raises(PostgresUnavailable):
+    with trigger(psql, "change", body), pytest.raises(PostgresUnavailable):
         await flush(worker)
     assert rows(psql, "SELECT max(version) FROM change") == [(5,)]
     await flush_through(worker)
@@ -348,11 +234,11 @@ async def test_shards_that_somebody_locks_are_tried_again(
         other.execute(f'SELECT FROM "{settings.postgres_schema}".shard FOR UPDATE'.encode())
         for _ in range(5):
             await worker.turn()
-        assert _acknowledged(agents) == 0
+        assert acknowledged(agents) == 0
         other.rollback()
     worker.refresh()
     await flush_through(worker)
-    assert _acknowledged(agents) == 1
+    assert acknowledged(agents) == 1
 
 
 async def test_a_flush_is_read_committed_and_waits_for_the_disk_whatever_the_role_says(
@@ -369,7 +255,7 @@ async def test_a_flush_is_read_committed_and_waits_for_the_disk_whatever_the_rol
     ):
         psql.execute("CREATE TABLE seen (isolation text, synchronous text)")
         shown = "current_setting('transaction_isolation'), current_setting('synchronous_commit')"
-        with _trigger(psql, "change", f"INSERT INTO {settings.postgres_schema}.seen SELECT {shown};"):
+        with trigger(psql, "change", f"INSERT INTO {settings.postgres_schema}.seen SELECT {shown};"):
             Agents(settings, worker.keys, raw).commit("runs/1")
             await flush(worker)
         assert rows(psql, "SELECT * FROM seen") == [("read committed", "on")]
@@ -417,7 +303,7 @@ async def test_nobody_is_told_when_a_deadlock_ends_one_of_two(
     await flush(worker)
     agents.commit("runs/1")
     with (
-        _trigger(psql, "change", "RAISE EXCEPTION 'deadlock' USING ERRCODE = '40P01';"),
+        trigger(psql, "change", "RAISE EXCEPTION 'deadlock' USING ERRCODE = '40P01';"),
         pytest.raises(PostgresUnavailable),
     ):
         await flush(worker)

@@ -239,7 +239,7 @@ async def test_it_keeps_nothing_on_a_connection_between_transactions(
     connect = psycopg.AsyncConnection.connect
     opened: list[Any] = []
 
-    async def pooled(url: str, **options: Any) -> Any:
+    async def pooled(url: str = "", **options: Any) -> Any:
         assert options["prepare_threshold"] is None
 
         async def open_one() -> Any:

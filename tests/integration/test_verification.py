@@ -15,7 +15,6 @@ from statecache.history import delta, link
 from statecache.keys import KeySpace
 from statecache.model import ChangeRecord, ChangeSet, Position
 from statecache.rules.chains import Fault
-from statecache.sql import statement
 from statecache_workers import verification
 from statecache_workers.prune_by_hand import prune
 from statecache_workers.verification import verify
@@ -88,34 +87,6 @@ async def test_a_whole_history_is_silent(
     ((keys, changes),) = rows(psql, "SELECT count(DISTINCT key), count(*) FROM change")
     assert (counts.keys, counts.changes, counts.unhashed) == (keys, changes, 0)
     assert rows(psql, "SELECT count(*) FROM shard WHERE hashed <> flushed") == [(0,)]
-
-
-async def test_columns_that_somebody_has_added_are_in_nobodys_way(
-    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql
-) -> None:
-    """They have names of what stands in statements beside the tables' own columns."""
-    added = ", ".join(
-        f"ADD COLUMN {name} text" for name in ("weight", "bytes_before", "from_n", "part", "age", "behind")
-    )
-    for table in ("change", "state", "late_change"):
-        psql.execute(f"ALTER TABLE {table} {added}".encode())
-    await conversation(cache, "runs/1")
-    await flush(worker)
-    assert (await verify(settings))[1] == []
-    assert [state.key async for state in cache.list("runs/")] == ["runs/1"]
-    shards = [*range(settings.shards)]
-    none = [0] * settings.shards
-    asked: dict[str, Any] = {
-        "shards": shards,
-        "epochs": [9] * settings.shards,
-        "ns": none,
-        "parts": none,
-        "lates": none,
-    }
-    asked |= {"rows": 100, "late": 100, "bytes": 1000, "prefix": "", "beyond": "s"}
-    assert len(psql.execute(statement("feed_changes", settings.postgres_schema).encode(), asked).fetchall()) >= len(
-        shards
-    )
 
 
 async def test_versions_that_were_lost_are_gaps_and_no_faults(

@@ -1,14 +1,19 @@
-"""`verify` goes through large histories in steps that Postgres allows: none lasts as long as its limits."""
+"""`verify` goes through large histories in steps that Postgres allows: none lasts as long as its limits.
+
+Nor are columns in its way that somebody has added to the tables.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings
 from statecache.core.postgres import connection
 from statecache.rules.chains import Fault
+from statecache.sql import statement
 from statecache_workers import verification
 from statecache_workers.verification import verify
 from statecache_workers.worker import Worker
@@ -55,3 +60,31 @@ async def test_a_key_that_takes_longer_than_a_transaction_may_is_verified(
     monkeypatch.setattr(verification.Verification, "_page", slow)
     counts, faults = await verify(settings.model_copy(update={"timeout_s": 1.0}))
     assert (counts.values, faults) == (15, [])
+
+
+async def test_columns_that_somebody_has_added_are_in_nobodys_way(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: psycopg.Connection[Any]
+) -> None:
+    """They have names of what stands in statements beside the tables' own columns."""
+    added = ", ".join(
+        f"ADD COLUMN {name} text" for name in ("weight", "bytes_before", "from_n", "part", "age", "behind")
+    )
+    for table in ("change", "state", "late_change"):
+        psql.execute(f"ALTER TABLE {table} {added}".encode())
+    await cache.set("runs/1", 1)
+    await flush(worker)
+    assert (await verify(settings))[1] == []
+    assert [state.key async for state in cache.list("runs/")] == ["runs/1"]
+    shards = [*range(settings.shards)]
+    none = [0] * settings.shards
+    asked: dict[str, Any] = {
+        "shards": shards,
+        "epochs": [9] * settings.shards,
+        "ns": none,
+        "parts": none,
+        "lates": none,
+    }
+    asked |= {"rows": 100, "late": 100, "bytes": 1000, "prefix": "", "beyond": "s"}
+    assert len(psql.execute(statement("feed_changes", settings.postgres_schema).encode(), asked).fetchall()) >= len(
+        shards
+    )
