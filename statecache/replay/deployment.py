@@ -18,11 +18,11 @@ from redis.exceptions import ResponseError
 
 from statecache.core.postgres.connection import brief, connect
 from statecache.core.postgres.migrate import migrate
+from statecache.core.postgres.transactions import asked
 from statecache.core.redis.tier import RedisTier
 from statecache.errors import PostgresUnavailable, RedisUnavailable, StateCacheError, Unavailable
 from statecache.keys import KeySpace
 from statecache.settings import Settings, masked
-from statecache.sql import statement
 
 REMOVE_S = 30.0
 _NAMES_AT_ONCE = 1000
@@ -87,7 +87,7 @@ async def _drop_schema(own: Settings) -> None:
     connection = await connect(own, "statecache replay")
     try:
         async with asyncio.timeout(REMOVE_S):
-            await connection.execute(statement("schema_drop", own.postgres_schema).encode())
+            await asked(connection, own.postgres_schema, "schema_drop", {}, seconds=None)
     except (psycopg.Error, TimeoutError) as error:
         detail = f"{masked(own.postgres_url)}: {brief(error)}"
         raise PostgresUnavailable("statement", detail=detail) from error

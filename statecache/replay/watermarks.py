@@ -17,9 +17,9 @@ import psycopg
 from statecache.clock import monotonic
 from statecache.concurrency import THREADS, run
 from statecache.core.postgres.connection import connect
+from statecache.core.postgres.transactions import asked
 from statecache.errors import PostgresUnavailable
 from statecache.settings import Settings
-from statecache.sql import statement
 
 LOOK_S = 0.025
 _AGAIN_S = 0.1
@@ -52,14 +52,14 @@ class Watermarks:
             try:
                 connection: Any = run(connect(self._settings, "statecache replay", io=THREADS))
                 with contextlib.closing(connection.plain):
-                    self._look(connection.plain)
+                    self._look(connection)
             except (psycopg.Error, PostgresUnavailable):
                 self._stop.wait(_AGAIN_S)
 
-    def _look(self, connection: psycopg.Connection[tuple[int, int]]) -> None:
-        text = statement("audit_watermarks", self._settings.postgres_schema).encode()
+    def _look(self, connection: Any) -> None:
+        schema, seconds = self._settings.postgres_schema, self._settings.timeout_s
         while True:
-            rows = connection.execute(text).fetchall()
+            rows = run(asked(connection, schema, "audit_watermarks", {}, seconds=seconds, io=THREADS))
             now = monotonic()
             for shard, flushed in rows:
                 marks = self.seen.setdefault(shard, [(0, now)])

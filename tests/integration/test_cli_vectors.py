@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings
+from statecache.sql import statement
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, rows
 from tests.support.command_line import CommandLine
@@ -48,8 +49,10 @@ async def test_an_index_is_made_listed_and_dropped(
 
 
 async def test_a_server_without_pgvector_is_told_so(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking = "CREATE EXTENSION IF NOT EXISTS no_such_extension"
-    monkeypatch.setattr("statecache.core.postgres.vector_indexes.statement", lambda _name, _schema: lacking)
+    def lacking(name: str, schema: str) -> str:
+        return statement(name, schema).replace("EXISTS vector", "EXISTS no_such_extension")
+
+    monkeypatch.setattr("statecache.core.postgres.transactions.statement", lacking)
     told = await cli.beside("vectors", "create", "notes", "--dims", "3")
     assert told.status == 3
     assert "no_such_extension" in told.err

@@ -20,6 +20,7 @@ from statecache.testing import servers
 from statecache.testing.embedded import Servers
 from statecache_workers.worker import Worker
 from tests.fixtures.servers import MakeSettings
+from tests.support.command_line import CommandLine
 from tests.support.dirtiness import dirty_keys
 from tests.support.gate_world import World, once, world
 from tests.support.postgres_backup import Backup
@@ -252,15 +253,21 @@ def test_a_postgres_that_is_silent_costs_a_writer_no_more_than_its_time(tiers: S
     shard.check(a)
 
 
+@pytest.mark.parametrize("options", ["", "?options=-cdefault_transaction_isolation%3Dserializable"])
 def test_a_postgres_that_came_back_as_a_standby_is_neither_read_nor_written(
-    shard: World, standby: Callable[[], None]
-) -> None:
-    """What it holds may be long outdated: a hydration from it would bring that back."""
+    tiers: Servers, shard: World, standby: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], options: str,
+) -> None:  # fmt: skip
+    """What it holds may be long outdated: a hydration from it would bring that back.
+
+    A standby refuses each query of a transaction that is serializable, as it may be by default.
+    """
+    url = f"{tiers.postgres_url}{options}"
     a = shard.start("a")
     shard.open(a)
     shard.put(a, KEY, "before")
     shard.flush(a)
-    agent = shard.client(a, writer="of an agent")
+    agent = shard.client(a, writer="of an agent", postgres_url=url)
     assert shard.raw(a).unlink(shard.keys.state(KEY)) == 1
     standby()
     with pytest.raises(PostgresUnavailable, match="it is a standby") as refused:
@@ -270,11 +277,14 @@ def test_a_postgres_that_came_back_as_a_standby_is_neither_read_nor_written(
     assert not shard.raw(a).exists(shard.keys.state(KEY))
     assert shard.raw(a).hkeys(shard.keys.hydrating(0)) == ["_"]
     with pytest.raises(PostgresUnavailable, match="it is a standby"):
-        shard.open(a, "client")
+        shard.open(a, "client", postgres_url=url)
     with pytest.raises(PostgresUnavailable, match="it is a standby"):
-        asyncio.run(_turned(shard.on(a)))
-    looked = asyncio.run(_looked(shard.on(a)))
+        asyncio.run(_turned(shard.on(a, postgres_url=url)))
+    looked = asyncio.run(_looked(shard.on(a, postgres_url=url)))
     assert (looked.postgres.reachable, looked.postgres.role) == (True, "standby")
+    cli = CommandLine(shard.on(a, postgres_url=url), monkeypatch, capsys)
+    assert "this is a standby" in cli("doctor").out
+    assert "whole" in cli("verify").out
 
 
 async def _turned(settings: Settings) -> None:

@@ -65,6 +65,32 @@ def test_an_agent_needs_to_read_and_to_begin_epochs_and_no_more(shard: World) ->
     assert by == agent.settings.writer
 
 
+@pytest.mark.parametrize("table", ["change", "shard", "epoch", "cluster"])
+def test_an_agent_opens_no_gate_past_rows_that_it_does_not_see(shard: World, table: str) -> None:
+    """What was flushed beyond this server is looked for in `change`: hidden, it would be left standing here."""
+    a = shard.start("a")
+    shard.open(a)
+    b = shard.replica(a, "b")
+    shard.put(a, KEY, 1)
+    shard.in_step(a)
+    shard.promote(b)
+    durable = shard.put(a, KEY, 2)
+    shard.flush(a)
+    a.kill()
+    epochs = shard.epochs()
+
+    url = as_role(shard, may_open=True)
+    shard.sql(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+    with pytest.raises(ConfigurationError, match=f'row-level security policy for table "{table}".*BYPASSRLS'):
+        shard.client(b, postgres_url=url).set("runs/43", 1)
+    assert shard.epochs() == epochs or table == "change"
+    shard.sql(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
+    agent = shard.client(b, postgres_url=url)
+    assert agent.set("runs/43", 1).version == 1
+    assert agent.set(KEY, 3).parent_change_id == durable.change_id
+    shard.check(b)
+
+
 def test_a_reader_of_postgres_cannot_raise_epochs_and_is_told_what_it_lacks(shard: World) -> None:
     a = shard.start("a")
     shard.open(a)

@@ -17,8 +17,9 @@ from statecache.concurrency.tasks import Tasks
 from statecache.core.postgres import migrate as module
 from statecache.core.postgres.migrate import MigrationReport, migrate
 from statecache.keys import KeySpace
-from statecache.sql import CODE, Migration, migrations
+from statecache.sql import CODE, Migration, migrations, statement
 from tests.fixtures.servers import SHARDS, MakeSettings, plain_client
+from tests.support.polling import pause
 
 NOBODY = "redis://127.0.0.1:1/0"
 STEPS = tuple(f"{step.number:04d}_{step.name}" for step in migrations("any"))
@@ -78,6 +79,23 @@ async def test_several_at_once_do_each_thing_once(fresh: Settings) -> None:
     assert sum(report.shards_added for report in reports) == SHARDS
     assert sum(report.shards_opened for report in reports) == SHARDS
     assert rows(fresh, "SELECT max(epoch) FROM {schema}.shard") == [(1,)]
+
+
+@pytest.mark.parametrize("isolation", ["repeatable\\ read", "serializable"])
+async def test_who_has_waited_for_another_looks_at_what_that_one_did(fresh: Settings, isolation: str) -> None:
+    given = with_other(fresh, postgres_url=url_of(fresh, options=f"-c default_transaction_isolation={isolation}"))
+    waiting = (
+        "SELECT count(*) FROM pg_locks l JOIN pg_locks h USING (locktype, classid, objid, objsubid)"
+        " WHERE locktype = 'advisory' AND NOT l.granted AND h.granted AND h.pid = "
+    )
+    with psycopg.connect(fresh.postgres_url) as holder:
+        holder.execute(statement("migrate_lock", fresh.postgres_schema).encode())
+        several = [asyncio.create_task(migrate(given)) for _ in range(3)]
+        async with asyncio.timeout(20):
+            while rows(fresh, f"{waiting}{holder.info.backend_pid}") < [(3,)]:
+                await pause()
+    reports = await asyncio.gather(*several)
+    assert sorted(step for report in reports for step in report.applied) == [*STEPS]
 
 
 async def test_a_step_that_fails_leaves_nothing_of_itself_and_all_before_it(

@@ -155,6 +155,28 @@ async def test_a_worker_flushes_nothing_on_what_it_cannot_see(
     assert rows(psql, "SELECT key FROM conflict") == []
 
 
+COMMANDS = (
+    "status", "verify", "lost", "ls runs/", "log runs/1", "show runs/1@1", "schemas", "quarantine list", "policy",
+    "prune --dry-run", "vectors list", "erase runs/1 --dry-run",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_no_command_takes_what_is_hidden_for_not_there(
+    settings: Settings, limited: Settings, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], command: str,
+) -> None:  # fmt: skip
+    async with AsyncStateCache(settings=settings) as cache:
+        await cache.set("runs/1", 1)
+        await flush(worker)
+    for (table,) in rows(psql, "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"):
+        if table != "cluster":  # nothing would be asked behind it
+            psql.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY".encode())
+    ended = await CommandLine(limited, monkeypatch, capsys).beside(*command.split())
+    assert ended.status != 0
+    assert "row-level security" in ended.out + ended.err
+
+
 async def test_the_doctor_names_the_tables_and_misses_nothing_in_them(
     settings: Settings, limited: Settings, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -13,7 +13,7 @@ import pytest
 
 import statecache
 from tests.generators import generated, unasync
-from tests.rules import house_rules, import_graph, vocabulary
+from tests.rules import house_rules, import_graph, statements, vocabulary
 from tests.rules.tree import BY_HAND, CODE, DATA, DOCS, EVERYTHING, PAGES, PROJECT, README, ROOT, TESTS
 
 RULES_THEMSELVES = ("tests/rules/house_rules.py", "tests/rules/test_tidy.py", "tests/rules/vocabulary.py")
@@ -42,6 +42,7 @@ SCOPES: dict[Rule, dict[str, str]] = {
     house_rules.vague_names: BY_HAND | TESTS,
     house_rules.moods: BY_HAND | TESTS,
     house_rules.borrowed: TESTS,
+    statements.begun: CODE,
     vocabulary.given_way: {path: text for path, text in (EVERYTHING | DOCS).items() if path not in RULES_THEMSELVES},
 }
 
@@ -104,6 +105,7 @@ BAD = [
     (house_rules.moods, "statecache/codec.py", 'A = 1\n"""These are two."""'),
     (house_rules.borrowed, "tests/unit/test_a.py", "from tests.unit.test_b import sample"),
     (house_rules.borrowed, "tests/unit/test_a.py", "from tests.support.polling import _pause"),
+    (statements.begun, "statecache/cli/doctor/postgres.py", "from statecache.sql import CODE, statement"),
     (vocabulary.given_way, "workers/statecache_workers/flusher.py", "self._tally = Counters()"),
     (vocabulary.given_way, "docs/metrics.md", "the greeted"),
 ]
@@ -132,6 +134,8 @@ GOOD = [
     ),
     (house_rules.function_sizes, "statecache/codec.py", "def f():\n" + "    x = 1\n" * 69),
     (house_rules.prints, "statecache/cli/main.py", "print('here')"),
+    (statements.begun, "statecache/core/epoch/rescue.py", "from statecache.sql import statement"),
+    (statements.begun, "statecache/cli/doctor/postgres.py", "from statecache.sql import CODE"),
     (vocabulary.given_way, "docs/metrics.md", "horizontally, totally"),
     (
         house_rules.broad_excepts,

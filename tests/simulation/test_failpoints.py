@@ -25,6 +25,8 @@ UNREACHED_MAX = 2
 RUN_S = 600.0
 NOT_VISITED = {
     "local_limits": "it goes with the BEGIN of every transaction of a worker, in the same exchange",
+    "read_committed": "it goes first in every exchange of a client, with its limits",
+    "owner_limits": "it goes before the statements of who migrates or makes indexes, in their transactions",
     "read_limits": "it goes before every statement of a client, in the same exchange",
     "look_limits": "it goes before the statements that look for keys, in the same exchange",
     "session_probe": "asked only where an answer does not come: test_flusher_silence",

@@ -17,7 +17,7 @@ class TappedLink:
 
     def __init__(self, link: Any, tap: Tap) -> None:
         self._link = link
-        self.io = link.io
+        self.io = TappedIo(link.io, tap)
         self._tap = tap
 
     async def run(self, commands: Sequence[Any], *, seconds: float) -> Any:
@@ -39,6 +39,31 @@ class TappedLink:
         return result
 
 
+class TappedIo:
+    """What an opener's exchanges go through, which reports those with Postgres, before and after each."""
+
+    def __init__(self, io: Any, tap: Tap) -> None:
+        self._io = io
+        self._tap = tap
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._io, name)
+
+    async def rows(self, connection: Any, text: bytes, beside: Any) -> Any:
+        """Run statements that are one message."""
+        name = _named(text.decode())
+        self._tap(f"before {name}")
+        result = await self._io.rows(connection, text, beside)
+        self._tap(f"after {name}")
+        return result
+
+
+def _named(text: str) -> str:
+    names = ("begin_epoch", "shards", "later_starts", "keys_beyond", "rescue_branch", "quarantine_park")
+    heads = {statement(name, "x").partition("\n")[0]: name for name in names}
+    return next((name for head, name in heads.items() if head in text), "limits")
+
+
 class TappedConnection:
     """A connection to Postgres that reports every statement, before and after it."""
 
@@ -52,9 +77,7 @@ class TappedConnection:
 
     async def execute(self, text: str, parameters: Any = None) -> Any:
         """Execute as the connection does."""
-        names = ("begin_epoch", "shards", "later_starts", "keys_beyond", "rescue_branch", "quarantine_park")
-        heads = {statement(name, "x").partition("\n")[0]: name for name in names}
-        name = heads.get(text.partition("\n")[0], "limits")
+        name = _named(text)
         self._tap(f"before {name}")
         result = await self._connection.execute(text.encode(), parameters)
         self._tap(f"after {name}")

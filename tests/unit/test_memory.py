@@ -40,7 +40,7 @@ from tests.support.awaited import awaited
 ROOT = Path(__file__).parents[2]
 OF_OWNERS = "migrate.py", "vector_indexes.py"
 """Modules whose statements are those of the schema's owner."""
-OF_CONNECTIONS = {"cluster", "local_limits", "look_limits", "read_limits"}
+OF_CONNECTIONS = {"cluster", "local_limits", "look_limits", "owner_limits", "read_committed", "read_limits"}
 """Statements about a connection, of which there is none."""
 
 

@@ -24,6 +24,7 @@ from psycopg.pq import TransactionStatus
 from statecache.concurrency import TASKS
 from statecache.concurrency.bounding import TaskTimeout
 from statecache.core.postgres.connection import BEGIN, Warnings, connect, doubt_of, limits, milliseconds
+from statecache.core.postgres.transactions import asked
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.settings import masked
 from statecache.sql import statement
@@ -253,21 +254,25 @@ class Database:
         """End the exchange where its session waits for us as we wait for it; a busy one is waited for."""
         if self._pid is None:
             return
-        asked = {"pid": self._pid, "name": self._connection.info.get_parameters().get("application_name", "")}
+        whom = {"pid": self._pid, "name": self._connection.info.get_parameters().get("application_name", "")}
         try:
             async with await connect(self._settings, "statecache probe") as other:
                 for pause in (_LOOK_AGAIN_S, 0.0):  # what was sent last may not have been noticed yet
                     waits = self._waits()
-                    found = await (await other.execute(self.text("session_probe"), asked | {"end": False})).fetchone()
-                    if found is not None and not (waits and found[0] and self._waits()):
+                    found = await self._probed_on(other, whom | {"end": False})
+                    if found and not (waits and found[0][0] and self._waits()):
                         return
                     await TASKS.sleep(pause)
                 self._silent = limit.expired = True  # before the session is ended: the exchange may fail by that
-                await other.execute(self.text("session_probe"), asked | {"end": True})
+                await self._probed_on(other, whom | {"end": True})
         except (psycopg.Error, PostgresUnavailable, ConfigurationError) as error:
             whisper("not_probed", detail=str(error).partition("\n")[0])
         if self._silent:
             limit.expire()
+
+    async def _probed_on(self, other: psycopg.AsyncConnection[Any], whom: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        seconds = self._settings.timeout_s
+        return await asked(other, self._settings.postgres_schema, "session_probe", whom, seconds=seconds)
 
     def _waits(self) -> bool:
         """Return whether this side has nothing to do but to wait: all is sent, and no answer is there to be read."""

@@ -15,6 +15,7 @@ from statecache.backoff import pause_s
 from statecache.clock import monotonic as real_monotonic
 from statecache.core.epoch.gate import Gate, Opened, Vouched
 from statecache.core.epoch.newest_epochs import NewestEpochs
+from statecache.core.postgres.connection import brief
 from statecache.errors import ForeignData, Unavailable
 from statecache_workers.logs import alarm, crash, say, warn
 
@@ -119,7 +120,7 @@ class Gatekeeper:
             tell("gate_closed", reason=error.reason, detail=error.detail, shards=len(shards))
         except (ForeignData, psycopg.Error) as error:
             self.failures += 1
-            self.reason = str(error).partition("\n")[0]
+            self.reason = brief(error)
             warn("gate_closed", reason=type(error).__name__, detail=self.reason, shards=len(shards))
         except Exception:  # the flush of other shards goes on, whatever is wrong with these
             self.failures += 1

@@ -12,16 +12,18 @@ from psycopg import errors as pg
 
 from statecache.cli.doctor import postgres_rights
 from statecache.cli.doctor.findings import Finding, error, note, warning
-from statecache.cli.doctor.postgres_rights import Refused, hidden_of
+from statecache.cli.doctor.postgres_rights import Refused, hidden_of, may_read
 from statecache.cli.schema_check import Lack, lack_of, unapplied, unapplied_text
 from statecache.cli.status.table_locks import told_apart
 from statecache.clock import wall
+from statecache.concurrency import TASKS
 from statecache.core.postgres.connection import brief, connect, milliseconds
+from statecache.core.postgres.transactions import message
 from statecache.errors import PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
 from statecache.rules.looks import ShardRow
 from statecache.settings import masked, pin_difference
-from statecache.sql import CODE, migrations, statement
+from statecache.sql import CODE, migrations
 
 if TYPE_CHECKING:
     from statecache.settings import Settings
@@ -94,7 +96,7 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
     applied = cluster = None
 
     def readable(*names: str) -> bool:
-        return bool(rights["usage"]) and all(name in tables and not tables[name]["SELECT"] for name in names)
+        return bool(rights["usage"]) and all(may_read(tables.get(name)) for name in names)
 
     if readable("migration"):
         applied = [row[0] for row in await _rows(settings, connection, "migrate_seen", {})]
@@ -150,11 +152,10 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
 
 async def _rows(settings: Settings, connection: psycopg.AsyncConnection[Any], name: str, parameters: Any) -> list[Any]:
     """Return the rows of a statement that is bounded by us, whatever the role's own limits are."""
-    text = ";\n".join(statement(one, settings.postgres_schema) for one in ("doctor_limits", name))
-    cursor = psycopg.AsyncClientCursor(connection)
-    await cursor.execute(text, {**parameters, "statement": milliseconds(settings.timeout_s)})
-    cursor.nextset()
-    return await cursor.fetchall()
+    asked = {**parameters, "statement": milliseconds(settings.timeout_s)}
+    text = TASKS.spelled(connection, message("doctor_limits", [name], settings.postgres_schema), asked)
+    *_, rows = await TASKS.rows(connection, text, None)
+    return rows
 
 
 async def _one(settings: Settings, connection: psycopg.AsyncConnection[Any], name: str, parameters: Any) -> Any:

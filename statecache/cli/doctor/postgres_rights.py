@@ -108,6 +108,11 @@ def hidden_of(tables: Refused) -> list[str]:
     return sorted(name for name, refused in tables.items() if refused.get("ROWS"))
 
 
+def may_read(refused: Mapping[str, Sequence[str]] | None) -> bool:
+    """Return whether a table is there, and all columns and rows of it may be read."""
+    return refused is not None and not refused["SELECT"] and not refused.get("ROWS")
+
+
 def lacking_of(tables: Refused, needed: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
     """Return in words which of the needed rights are refused, with the columns where it is not all of them; or ''."""
     parts = []

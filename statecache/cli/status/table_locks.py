@@ -14,8 +14,8 @@ import msgspec
 import psycopg
 
 from statecache.core.postgres.connection import connect
+from statecache.core.postgres.transactions import asked
 from statecache.errors import StateCacheError
-from statecache.sql import statement
 
 if TYPE_CHECKING:
     from statecache.settings import Settings
@@ -59,8 +59,8 @@ async def told_apart(settings: Settings) -> str:
     try:
         async with asyncio.timeout(PATIENCE_S):
             async with await connect(settings, "statecache status", seconds=PATIENCE_S) as connection:
-                text = statement("table_locks", settings.postgres_schema).encode()
-                cursor = await connection.execute(text, {"schema": settings.postgres_schema})
-                return "; ".join(TableLock.of(row).told for row in await cursor.fetchall())
+                schema = settings.postgres_schema
+                rows = await asked(connection, schema, "table_locks", {"schema": schema}, seconds=PATIENCE_S)
+                return "; ".join(TableLock.of(row).told for row in rows)
     except (psycopg.Error, StateCacheError, TimeoutError):
         return ""

@@ -320,7 +320,7 @@ class Attempt:
                 "wait": wait,
             }
             try:
-                rows = await self._calls.begin(parameters)
+                rows = await self._calls.fetch("begin_epoch", parameters)
             except (pg.LockNotAvailable, pg.DeadlockDetected, pg.SerializationFailure):
                 continue
             if rows:

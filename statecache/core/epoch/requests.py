@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from statecache.core.postgres.connection import milliseconds
+from statecache.core.postgres.transactions import asked
 from statecache.lua import script
-from statecache.sql import statement
 
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
@@ -17,11 +16,6 @@ if TYPE_CHECKING:
 _SCRIPTS_PER_ROUND = 256
 _GRACE_S = 0.1
 """How much longer than Postgres' own timeout its answer is waited for, in seconds."""
-_LIMITS = (
-    "SELECT set_config('lock_timeout', '2s', true), set_config('statement_timeout', %s, true), "
-    "CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL"
-    " THEN set_config('transaction_timeout', '0', true) END"
-)
 
 
 class Calls:
@@ -42,15 +36,7 @@ class Calls:
         return replies
 
     async def fetch(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """Read the rows of a named statement."""
-        limit = (milliseconds(self._seconds),)
-        text = statement(name, self._schema)
-        async with self._link.io.timeout(self._seconds + _GRACE_S, self._connection), self._connection.transaction():
-            await self._connection.execute(_LIMITS, limit)
-            return await (await self._connection.execute(text, parameters)).fetchall()
-
-    async def begin(self, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """Raise rows' epochs in a statement that is its own transaction: whoever is stopped here holds no lock."""
-        text = statement("begin_epoch", self._schema)
-        async with self._link.io.timeout(self._seconds + _GRACE_S, self._connection):
-            return await (await self._connection.execute(text, parameters)).fetchall()
+        """Run a named statement that is its own transaction: whoever is stopped here holds no lock."""
+        io = self._link.io
+        async with io.timeout(self._seconds + _GRACE_S, self._connection):
+            return await asked(self._connection, self._schema, name, parameters, seconds=self._seconds, io=io)

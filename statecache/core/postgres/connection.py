@@ -31,6 +31,7 @@ from psycopg.conninfo import conninfo_to_dict
 from statecache._tls import is_tls_refused_by_libpq
 from statecache.concurrency import TASKS, Concurrency, TooLittleTime
 from statecache.concurrency.addresses import CONNECT_S_MIN
+from statecache.core.postgres.row_security import is_hidden_from_owner
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.settings import masked
 from statecache.signal_errors import pass_on_below
@@ -80,6 +81,7 @@ _UNKNOWN = re.compile(
 _RAISE = "exec_stmt_raise"
 """Where Postgres' source says what a function of PL/pgSQL has it say."""
 _READ_ONLY = " (it is a standby, or default_transaction_read_only is on for the role, the database or the server)"
+_FROM_OWNER = " (its owner, as which the schema's functions run, has no BYPASSRLS, and row-level security is forced)"
 _QUOTED = '"'
 """A quote in libpq's message about a conninfo that it cannot read: what is quoted may be a piece of a password."""
 
@@ -253,9 +255,11 @@ async def _roll_back(connection: psycopg.AsyncConnection[Any]) -> None:
 
 
 def brief(error: BaseException) -> str:
-    """Return the first line of an error's message, and who says so where a transaction is read-only."""
+    """Return the first line of an error's message, and who says so where it is read-only or sees too little."""
     lines = str(error).strip().splitlines()
     said = lines[0] if lines else type(error).__name__
+    if isinstance(error, pg.InsufficientPrivilege) and is_hidden_from_owner(error):
+        return said + _FROM_OWNER
     return said + _READ_ONLY if isinstance(error, pg.ReadOnlySqlTransaction) else said
 
 

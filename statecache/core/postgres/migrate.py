@@ -1,8 +1,8 @@
 """Migrations: numbered SQL files, each in a transaction of its own, one process at a time.
 
-Every transaction takes the schema's advisory lock first and looks anew at what is left to do, so two that migrate at
-once are safe, and one that dies leaves whole steps behind. Nothing is kept on the connection between transactions, so
-a transaction-mode pooler may stand in between.
+Every transaction takes the schema's advisory lock first and looks anew, as of then, at what is left to do, so two that
+migrate at once are safe, and one that dies leaves whole steps behind. Nothing is kept on the connection between
+transactions, so a transaction-mode pooler may stand in between.
 
 The pin (shard count, hash, group rule, prefix) is written in the transaction of the first step and compared ever
 after, before anything is changed. A schema whose `min_code` is above ours is refused; later steps of a newer release
@@ -17,7 +17,8 @@ At the end a fresh Redis is adopted: a client never may, for it might have been 
 from __future__ import annotations
 
 import re
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,7 +29,9 @@ from redis.exceptions import ResponseError
 from statecache.concurrency import TASKS, Concurrency
 from statecache.core.epoch.gate import Gate
 from statecache.core.postgres.connection import brief, connect
+from statecache.core.postgres.row_security import remedy_of
 from statecache.core.postgres.tier import PostgresTier
+from statecache.core.postgres.transactions import asked, beginning
 from statecache.core.redis.rights import ADOPTING, commands, rights
 from statecache.core.redis.tier import RedisTier
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable
@@ -40,6 +43,9 @@ from statecache.sql import CODE, Migration, migrations, statement
 if TYPE_CHECKING:
     from statecache.core.redis.connection import Link
     from statecache.settings import Settings
+
+
+_OWNER = "Migrate as the schema's owner, or as a role that may create one in this database."
 
 
 class MigrationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +77,7 @@ async def migrate(settings: Settings, *, redis: bool = True, io: Concurrency = T
     connection = await _connection(settings, io)
     server = ""
     try:
-        schema = _Schema(settings, connection)
+        schema = _Schema(settings, connection, io)
         if await schema.is_pinned():
             await _compare(postgres)
         if redis:
@@ -91,23 +97,24 @@ async def migrate(settings: Settings, *, redis: bool = True, io: Concurrency = T
 class _Schema:
     """The database's schema, to which missing steps are applied, each in a transaction of its own."""
 
-    def __init__(self, settings: Settings, connection: psycopg.AsyncConnection[Any]) -> None:
+    def __init__(self, settings: Settings, connection: psycopg.AsyncConnection[Any], io: Concurrency) -> None:
         self._settings = settings
         self._schema = settings.postgres_schema
         self._connection = connection
+        self._io = io
 
     async def is_pinned(self) -> bool:
         """Return whether there is a pin to compare with."""
         try:
-            return bool((await self._run("migrate_pinned"))[0][0])
+            pinned = await asked(self._connection, self._schema, "migrate_pinned", {}, seconds=None, io=self._io)
+            return bool(pinned[0][0])
         except psycopg.Error as error:
             raise self._translated(error, "the schema") from error
 
     async def begin(self) -> None:
         """Make the schema, and the table of the applied steps."""
         try:
-            async with self._connection.transaction():
-                await self._run("migrate_lock")
+            async with self._transaction():
                 await self._run("migrate_begin")
         except psycopg.Error as error:
             raise self._translated(error, "the schema") from error
@@ -120,8 +127,7 @@ class _Schema:
         while True:
             step: Migration | None = None
             try:
-                async with self._connection.transaction():
-                    await self._run("migrate_lock")
+                async with self._transaction():
                     seen = {row[0] for row in await self._run("migrate_seen")}
                     step = next((step for number, step in known.items() if number not in seen), None)
                     if step is not None:
@@ -135,6 +141,14 @@ class _Schema:
                 newer = tuple(sorted(seen - known.keys()))
                 return MigrationReport(applied=tuple(applied), newer=newer, pinned=pinned, shards_added=added)
             applied.append(f"{step.number:04d}_{step.name}")
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[None]:
+        """Begin a transaction that nobody else's migration runs beside."""
+        async with self._connection.transaction():
+            for name in (*beginning("owner_limits"), "migrate_lock"):
+                await self._run(name)
+            yield
 
     def _pin(self) -> dict[str, Any]:
         settings = self._settings
@@ -158,7 +172,7 @@ class _Schema:
             return PostgresUnavailable("connection", detail=f"{where}: {brief(error)}")
         hint = ""
         if isinstance(error, pg.InsufficientPrivilege):
-            hint = "Migrate as the schema's owner, or as a role that may create one in this database."
+            hint = remedy_of(error) or _OWNER
         elif isinstance(error, (pg.DuplicateTable, pg.DuplicateObject, pg.DuplicateFunction)):
             hint = (
                 "Something else lives in this schema: choose another with STATECACHE_POSTGRES_SCHEMA. Or a backup was "

@@ -1,7 +1,8 @@
 """The Postgres tier as a client sees it: named statements on a pool of connections, opened when first needed.
 
-A statement, or several, and what they rely on, a statement timeout above all, go there in one message of the simple
-protocol, which Postgres takes for one transaction: that costs one exchange, and works behind a transaction-mode pooler.
+A statement, or several, and what they rely on (`transactions`), a statement timeout above all, go there in one message
+of the simple protocol, which Postgres takes for one transaction: that costs one exchange, and works behind a
+transaction-mode pooler.
 The `cluster` row is compared on every new connection.
 
 Only a primary is asked: a standby may lag, and what it holds of a state must never be installed over what the primary
@@ -29,6 +30,8 @@ from statecache.concurrency import TASKS, Concurrency, no_answer
 from statecache.concurrency.bounding import shut
 from statecache.core.pool import Pool, silent_since
 from statecache.core.postgres.connection import brief, connect, milliseconds, not_answered
+from statecache.core.postgres.row_security import remedy_of
+from statecache.core.postgres.transactions import beginning, message
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
 from statecache.settings import masked, pin_difference
@@ -53,10 +56,7 @@ SPELLED = _LOOKING | {"list_by_key", "list_by_key_down", "list_newest", "list_ol
 """Statements that take nothing but texts, numbers, true or false, and arrays of texts or numbers of a known type."""
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 _MIGRATE = "Run `statecache migrate`."
-_GRANT = (
-    "Grant this role what it needs; where it is row-level security, switch that off for statecache's tables, or give "
-    "the role BYPASSRLS."
-)
+_GRANT = "Grant this role what it needs."
 _ANEW = "Where it was made anew, for the one before is lost for good, `statecache doctor` says which command to run."
 _WHOLE_AGAIN = "Restore the backup again, all of it, into an empty database."
 
@@ -285,7 +285,7 @@ class PostgresTier:
         try:
             async with limit, session:
                 text = self._spelled(connection, names, parameters, milliseconds(seconds))
-                (met, *_), *found = await self.io.rows(connection, text, beside)
+                _, (met, *_), *found = await self.io.rows(connection, text, beside)
                 *_, cluster, standby = met
                 if not self._standby_too and standby:
                     raise self._standby()
@@ -318,9 +318,8 @@ class PostgresTier:
         schema, asked = self._settings.postgres_schema, {**parameters, "statement": statement_timeout}
         if SPELLED.issuperset(names):
             limits = "look_limits" if _LOOKING.issuperset(names) else "read_limits"
-            return spelled(connection.pgconn, (limits, *names), schema, asked)
-        text = ";\n".join(statement(name, schema) for name in ("read_limits", *names))
-        return self.io.spelled(connection, text, asked)
+            return spelled(connection.pgconn, beginning(limits, names), schema, asked)
+        return self.io.spelled(connection, message("read_limits", names, schema), asked)
 
     def _moved(self, session: Session, cluster: str | None) -> PostgresUnavailable:
         """Return the error for a connection behind which another cluster answers; a new one compares, and says it."""
@@ -333,6 +332,7 @@ class PostgresTier:
 
         What worked before, and a table that belongs to a schema which was there, may come back by itself.
         """
+        hint = remedy_of(error) or hint
         if worked or isinstance(error, (pg.UndefinedTable, pg.InvalidSchemaName)):
             return self._missing(brief(error), hint)
         return ConfigurationError(f"Postgres: {brief(error)}", hint=hint)

@@ -12,11 +12,12 @@ from psycopg import errors as pg
 
 from statecache.concurrency import TASKS
 from statecache.core.postgres.connection import brief, connect
+from statecache.core.postgres.row_security import remedy_of
+from statecache.core.postgres.transactions import asked
 from statecache.errors import ConfigurationError, PostgresUnavailable, UsageError
 from statecache.keys import checked_namespace
 from statecache.rules.vectors import DIMS_MAX, checked_member
 from statecache.settings import Settings, masked
-from statecache.sql import statement
 
 _TIMES, _PAUSE_S = 20, 0.25
 """How often the table of states is asked for, and the pause in between, in seconds."""
@@ -100,9 +101,7 @@ async def _rows(
 ) -> list[tuple[Any, ...]]:
     where = f"{masked(settings.postgres_url)}, schema {settings.postgres_schema}"
     try:
-        async with connection.transaction():
-            cursor = await connection.execute(statement(name, settings.postgres_schema).encode(), parameters or None)
-            return await cursor.fetchall() if cursor.description else []
+        return await asked(connection, settings.postgres_schema, name, parameters, seconds=None)
     except pg.UniqueViolation:
         if name == "vector_extension":  # somebody else has made it meanwhile
             return []
@@ -115,6 +114,8 @@ async def _rows(
 
 
 def _hint(name: str, error: psycopg.Error) -> str:
+    if remedy := remedy_of(error):
+        return remedy
     if isinstance(error, pg.InsufficientPrivilege):
         extension = "As a superuser, in this database: CREATE EXTENSION vector. Then repeat this."
         return extension if name == "vector_extension" else "Do this as the schema's owner, the role that migrates."
