@@ -43,6 +43,21 @@ def limited(settings: Settings, psql: Psql) -> Iterator[Settings]:
     psql.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
+@pytest.fixture
+def owned(settings: Settings, psql: Psql) -> Iterator[str]:
+    """Have the schema belong to a role that is no superuser, as `config/roles.sql` does; give its name."""
+    schema, role = settings.postgres_schema, f"{settings.postgres_schema}_owner"
+    psql.execute(f"CREATE ROLE {role}; ALTER SCHEMA {schema} OWNER TO {role}".encode())
+    for kind, names in (
+        ("TABLE", "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'"),
+        ("FUNCTION", "SELECT oid::regprocedure FROM pg_proc WHERE pronamespace = current_schema()::regnamespace"),
+    ):
+        for (name,) in rows(psql, names):
+            psql.execute(f"ALTER {kind} {name} OWNER TO {role}".encode())
+    yield role
+    psql.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER; DROP ROLE {role}".encode())
+
+
 NOT_READ = ("conflict", "lock_token", "branch")
 """What a flush of plain changes neither reads nor writes."""
 
@@ -191,3 +206,38 @@ async def test_the_doctor_names_the_tables_and_misses_nothing_in_them(
     assert f"row-level security is on for the role {limited.postgres_schema}_one and migration, state" in told
     assert "in part" not in told
     assert "are not applied" not in told
+
+
+async def _consumed(cache: AsyncStateCache) -> None:
+    async with cache.changes("runs/", consumer="billing", follow=False) as feed:
+        assert [change.key async for change in feed] == []
+
+
+async def test_the_owner_as_which_functions_run_is_named_where_it_sees_too_little(
+    limited: Settings, owned: str, psql: Psql, redis_raw: Any, keys: KeySpace, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Row-level security that is forced binds it, whatever the role that calls them may."""
+    limited = limited.model_copy(update={"reservation_s": 0.2})
+    psql.execute(f"ALTER ROLE {limited.postgres_schema}_one BYPASSRLS".encode())
+    cli = CommandLine(limited, monkeypatch, capsys)
+    assert "row-level security" not in (await cli.beside("doctor")).out
+    calls: dict[str, Callable[[AsyncStateCache], Awaitable[Any]]] = {
+        "shard": lambda cache: cache.set("runs/1", 1),
+        "namespace": lambda cache: cache.namespace("kept", locking="enforced").set("1", 1),
+        "consumer": _consumed,
+    }
+    meta = keys.meta(keys.shard("runs/1"))  # whose gate is closed, as by a failover
+    redis_raw.hset(meta, mapping={"continues": redis_raw.hget(meta, "replid"), "replid": ""})
+    for table, call in calls.items():
+        psql.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY".encode())
+        async with AsyncStateCache(settings=limited) as cache:
+            with pytest.raises(ConfigurationError, match=f'"{table}" .its owner.* has no BYPASSRLS.*tables. owner'):
+                await call(cache)
+        told = (await cli.beside("doctor")).out
+        assert f"row-level security is on for {owned}, as which the schema's functions run, and {table}" in told
+        assert f"ALTER ROLE {owned} BYPASSRLS" in told
+        psql.execute(f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY".encode())
+        assert "row-level security" not in (await cli.beside("doctor")).out
+        async with AsyncStateCache(settings=limited) as cache:
+            await call(cache)

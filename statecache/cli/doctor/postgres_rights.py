@@ -10,7 +10,8 @@ from statecache.cli.doctor.findings import Finding, Severity, error, note
 Refused = Mapping[str, Mapping[str, Sequence[str]]]
 """Of each table, which columns are refused for SELECT, INSERT and UPDATE.
 
-For DELETE, and for ROWS, which row-level security hides, the table's name where it is.
+For DELETE, and for ROWS, which row-level security hides, the table's name where it is. For OWNERS, of functions, those
+from whom it hides rows.
 """
 
 AGENT_READS = (
@@ -83,6 +84,14 @@ def findings(role: str, tables: Refused, functions: Mapping[str, bool], *, worke
             f"row-level security is on for the role {role} and {', '.join(hidden)}",
             "whatever reads such a table is refused: what it hid would count as not there",
             f"ALTER TABLE … DISABLE ROW LEVEL SECURITY, or let the role see all: ALTER ROLE {role} BYPASSRLS",
+        )
+    for owner in sorted({name for refused in tables.values() for name in refused.get("OWNERS", ())} - {role}):
+        hidden = sorted(name for name, refused in tables.items() if owner in refused.get("OWNERS", ()))
+        yield error(
+            "postgres",
+            f"row-level security is on for {owner}, as which the schema's functions run, and {', '.join(hidden)}",
+            "after a failover of Redis no gate is opened; policies and named consumers are refused",
+            f"ALTER ROLE {owner} BYPASSRLS; or for each table: ALTER TABLE … NO FORCE ROW LEVEL SECURITY",
         )
     if not worker and (lacking := lacking_of(tables, {name: {"SELECT": ALL} for name in AGENT_READS})):
         yield error("postgres", f"the role {role} lacks {lacking}", "clients are refused what they ask", remedy)
