@@ -43,6 +43,6 @@ class Interrupts:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         try:
             self._before(number, frame)
-        except BaseException as error:
+        except BaseException as error:  # whatever it is, it is raised, and noted
             self._raised = error
             raise
