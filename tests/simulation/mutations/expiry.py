@@ -15,7 +15,7 @@ EXPIRY = {
     "ended as asked, long ago": Mutant(
         "so is one that was looked up in the stream or in Postgres",
         "statecache/rules/outcomes.py",
-        "            same = content_of(write.op, write.value, stored(write.encoding, committed_at)) == found\n",
+        "            same = content_of(write.op, write.value, encoding) == found\n",
         "            same = content_of(write.op, write.value, found.encoding) == found\n",
         by="scenarios another_end",
     ),

@@ -76,8 +76,8 @@ HOT = {
     "used change_id": Mutant(
         "a change_id that stands for another value is answered as a repeat",
         "statecache/lua/commit/commit.lua",
-        "(op ~= ARGV[at + OP] or value ~= ARGV[at + VALUE]\n            or (op == 'set'",
-        "(op == 'none'\n            or (op == 'none'",
+        "other = op and (other or op ~= ARGV[at + OP] or value ~= ARGV[at + VALUE])\n",
+        "other = false\n",
         by="model",
     ),
     "persist": Mutant(
