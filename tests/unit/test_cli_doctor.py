@@ -79,6 +79,8 @@ def test_servers_in_order_give_no_finding_at_all() -> None:
         ({"lacking": ["sharded pub/sub"]}, "Redis 7.4.0 lacks sharded pub/sub", "error"),
         ({"rights": Asked(Rights((), []), worker=Rights((), ["!the command XTRIM"]))},
          "Redis 7.4.0 lacks the command XTRIM", "error"),
+        ({"rights": Asked(Rights((), []), agent=Rights((), ["SPUBLISH &"]), worker=Rights((), ["SPUBLISH &"]))},
+         "this user may not run SPUBLISH", "error"),
     ],
 )  # fmt: skip
 def test_redis(facts: dict[str, Any], what: str, severity: str) -> None:

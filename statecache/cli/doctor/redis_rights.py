@@ -82,18 +82,20 @@ def findings(asked: Asked, lacking: Sequence[str], server: str, *, worker: bool)
         if what := [one for one in some if some is everywhere or one not in everywhere]:
             yield error("redis", f"{server} lacks {', '.join(what)}", costs, remedy)
     grant = "ACL SETUSER <user> +<command> … ~<prefix>:{* &<prefix>:{*"
+    said = {"", asked.client.refused}
+    if asked.client.refused:
+        yield error("redis", f"this user {asked.client.refused}", "clients and workers refuse to work", grant)
+    agent, flusher = ("an agent", asked.agent.refused, not worker), ("a worker", asked.worker.refused, worker)
+    for who, refused, insisted in (flusher, agent) if worker else (agent, flusher):
+        if refused in said:
+            continue
+        if insisted:
+            yield error("redis", f"this user {refused}", f"it cannot be {who}'s", grant)
+        else:
+            yield note("redis", f"this user {refused}", f"it cannot be {who}'s; others need none of it")
+        said.add(refused)
     for use, found in zip(USES, asked.uses, strict=False):
         if what := [one for one in found.unknown if one not in everywhere]:
             yield warning("redis", f"{server} lacks {', '.join(what)}", use.costs, _UNNAMED)
         if found.refused and not (worker or asked.client.refused):
             yield warning("redis", f"this user {found.refused}", use.costs, grant)
-    if asked.client.refused:
-        yield error("redis", f"this user {asked.client.refused}", "clients and workers refuse to work", grant)
-    for who, refused, insisted in (
-        ("an agent", asked.agent.refused, not worker),
-        ("a worker", asked.worker.refused, worker),
-    ):
-        if refused and insisted:
-            yield error("redis", f"this user {refused}", f"it cannot be {who}'s", grant)
-        elif refused:
-            yield note("redis", f"this user {refused}", f"it cannot be {who}'s; others need none of it")
