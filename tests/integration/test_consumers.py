@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -38,6 +39,53 @@ async def _write(cache: AsyncStateCache, worker: Worker, *values: int) -> None:
     for value in values:
         await cache.set("runs/1", value)
     await flush(worker)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_the_name_of_a_reader_that_failed_is_had_by_another_of_the_client(
+    cache: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch, *, waits: bool
+) -> None:
+    """Nothing keeps its feed, neither who waits for the name already nor who asks for it later."""
+    monkeypatch.setattr(consumers, "LEASE_S", 1.0)
+    monkeypatch.setattr(consumers, "_LOOK_S", 0.05)
+    await _write(cache, worker, 1)
+    taken: list[str] = []
+    take = consumers.Consumers.take
+
+    async def noted(held: consumers.Consumers, consumer: consumers.Consumer, *given: Any, **more: Any) -> str:
+        taken.append(consumer.holder)
+        return await take(held, consumer, *given, **more)
+
+    monkeypatch.setattr(consumers.Consumers, "take", noted)
+    reads, fails = asyncio.Event(), asyncio.Event()
+
+    async def fail() -> None:
+        feed = cache.changes("runs/", consumer="indexer")  # the traceback has it
+        async for _ in feed:
+            reads.set()
+            await fails.wait()
+            raise KeyError
+
+    async def read() -> Any:
+        async for change in cache.changes("runs/", consumer="indexer"):
+            return change.value
+
+    first = asyncio.create_task(fail())
+    gc.collect()
+    gc.disable()
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await reads.wait()
+            second = asyncio.create_task(read()) if waits else None
+            while waits and len(taken) < 2:
+                await pause()
+            fails.set()
+            await asyncio.wait([first])
+            assert isinstance(first.exception(), KeyError)
+            del first
+            assert await (second or asyncio.create_task(read())) == 1
+    finally:
+        gc.enable()
 
 
 async def test_who_is_cancelled_leaves_the_name_to_others(

@@ -16,7 +16,7 @@ from contextlib import suppress
 from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from statecache import _process
 from statecache._process import begins_anew_after_fork, mutex
@@ -53,7 +53,8 @@ class Consumer:
         self.name = name
         self.prefix = prefix
         self.holder = secrets.token_hex(8)
-        self.owner: object = None
+        self.owner: ref[object] | None = None
+        """It must not be kept: a task that failed has the feed in its traceback, which then would be renewed for ever."""
         self.until = -inf
         self.stored = ""
         self.store_at = 0.0
@@ -103,11 +104,8 @@ class Consumers:
 
         Raises UsageError where this task or thread reads for it already.
         """
-        consumer.owner = self._postgres.io.runner()
-        for one in self._all():
-            if one is not consumer and one.reads_like(consumer) and boottime() < one.until:
-                hint = "Go on with the feed that you have, or leave its block first: this one would wait for itself."
-                raise UsageError(f"{one.name!r} is read for already by this very task or thread", hint=hint)
+        consumer.owner = ref(self._postgres.io.runner())
+        self._refuse_second(consumer)
         given = {"name": consumer.name, "prefix": consumer.prefix, "stands_at": stands_at, "holder": consumer.holder}
         while True:
             asked = boottime()
@@ -160,6 +158,13 @@ class Consumers:
             await self._postgres.io.sleep(pause_s)
             with suppress(StateCacheError):
                 await self.give_back(consumer, None, seconds=_GIVE_BACK_S)
+
+    def _refuse_second(self, consumer: Consumer) -> None:
+        """Raise UsageError where the task or thread of a new feed has one of the name: it would wait for itself."""
+        for one in self._all():
+            if one is not consumer and one.reads_like(consumer) and boottime() < one.until:
+                hint = "Go on with the feed that you have, or leave its block first: this one would wait for itself."
+                raise UsageError(f"{one.name!r} is read for already by this very task or thread", hint=hint)
 
     def _let_go(self, consumer: Consumer) -> None:
         with self._mutex:
