@@ -30,9 +30,9 @@ Tail = tuple[int, int, int]
 RECENT_MAX = 1000
 """How many acknowledged commits are kept, the latest ones."""
 COMPARED_AT_ONCE = 500
-"""How many commits are compared with Postgres by one statement, and after how many more it is time to."""
+"""How many states' commits are compared with Postgres by one statement, and after how many more it is time to."""
 UNCOMPARED_MAX = 10_000
-"""How many commits that were not compared are kept, the latest ones."""
+"""How many commits that were not compared are kept."""
 
 
 class Acknowledged(NamedTuple):
@@ -74,7 +74,7 @@ class InFlight:
         """Without a fence, the commits of which it is not known whether they are what Postgres holds there."""
         self.due = False
         """Whether it is time to compare them."""
-        self._numbers = count(1)
+        self._counted = 0
         self._mutex = mutex
 
     def refuse_if_closing(self) -> None:
@@ -102,7 +102,9 @@ class InFlight:
             self._recent.append(one := Acknowledged(shard, *position, change_id, keys))
             if not self._fenced:
                 self.uncompared.append(one)
-                self.due = self.due or next(self._numbers) % COMPARED_AT_ONCE == 0
+                self._counted += max(1, len(keys))  # about: threads may count at one moment
+                if self._counted >= COMPARED_AT_ONCE:
+                    self.due, self._counted = True, 0
         place = (shard, position.epoch)
         if position.n > self._heads.get(place, 0):
             with self._mutex:
@@ -118,11 +120,13 @@ class InFlight:
         return [one for one in recent if one[:3] not in self._withdrawn] if self._withdrawn else recent
 
     def take_uncompared(self) -> list[Acknowledged]:
-        """Take some hundred of the commits that were not compared, the oldest first."""
+        """Take commits of some hundred states that were not compared, the oldest first."""
         taken: list[Acknowledged] = []
+        states = 0
         with suppress(IndexError):  # another thread takes some as well
-            while len(taken) < COMPARED_AT_ONCE:
-                taken.append(self.uncompared.popleft())
+            while states < COMPARED_AT_ONCE:
+                taken.append(one := self.uncompared.popleft())
+                states += max(1, len(one.keys))
         return taken
 
     def uncompared_shards(self) -> set[int]:

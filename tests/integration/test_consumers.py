@@ -67,8 +67,7 @@ async def test_the_name_of_a_reader_that_failed_is_had_by_another_of_the_client(
             raise KeyError
 
     async def read() -> Any:
-        async for change in cache.changes("runs/", consumer="indexer"):
-            return change.value
+        return (await anext(cache.changes("runs/", consumer="indexer"))).value
 
     first = asyncio.create_task(fail())
     gc.collect()

@@ -11,7 +11,6 @@ import pytest
 from statecache import AsyncStateCache, Forked, Settings, Unavailable
 from statecache.cli.epochs import adopt
 from statecache.commit_protocol import in_flight
-from statecache.core.commit import lost
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Log, flush, rows, turn_until
@@ -149,8 +148,7 @@ async def test_it_is_told_as_well_where_thousands_of_commits_come_behind_it(
     settings: Settings, worker: Worker, redis_raw: Any, keys: KeySpace, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    for module in (in_flight, lost):
-        monkeypatch.setattr(module, "COMPARED_AT_ONCE", 8)
+    monkeypatch.setattr(in_flight, "COMPARED_AT_ONCE", 8)
     monkeypatch.setattr(in_flight, "RECENT_MAX", 2)
     async with AsyncStateCache(settings=settings) as agent:
         gone = await replaced(agent, worker, redis_raw, keys)

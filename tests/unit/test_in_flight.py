@@ -129,3 +129,13 @@ def test_a_call_that_was_interrupted_before_its_end_is_over_once_nobody_has_it()
     assert len(in_flight.under_way) == 0
     with pytest.raises(UsageError, match="it is closing"):
         in_flight.refuse_if_closing()
+
+
+def test_commits_of_many_states_are_compared_a_few_at_once() -> None:
+    """A comparison takes its time by the states."""
+    unfenced, keys = InFlight(fenced=False), tuple(f"a/{number}" for number in range(200))
+    for n in range(1, 6):
+        unfenced.acknowledge(0, Position(1, n), f"{n}", keys)
+        assert unfenced.due == (n >= 3)
+    assert [one.n for one in unfenced.take_uncompared()] == [1, 2, 3]
+    assert [one.n for one in unfenced.take_uncompared()] == [4, 5]

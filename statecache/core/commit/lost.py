@@ -10,7 +10,7 @@ on them, so a repeat must find that they were applied once, when the state and t
 
 Without a fence nothing shows that a Redis came back without what was not flushed yet: no epoch begins, and the lost
 positions are given out again. Only the change_ids differ. So there a client compares all of its own with what Postgres
-holds, some hundred at a time, once the watermark has passed them.
+holds, those of some hundred states at a time, once the watermark has passed them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import monotonic
-from statecache.commit_protocol.in_flight import COMPARED_AT_ONCE, Acknowledged
+from statecache.commit_protocol.in_flight import Acknowledged
 from statecache.errors import StateCacheError
 from statecache.model import LostCommit, Position
 from statecache.settings import Settings, writer_of
@@ -37,7 +37,7 @@ _NOTICE_S = 0.25
 """How much longer the commit that meets a new epoch may take for it, in seconds."""
 _AGAIN_S = 10.0
 _PAGES = 2
-"""How many times some hundred commits are compared at most between two commits."""
+"""How many times those of some hundred states are compared at most between two commits."""
 _NAMED = 3
 _logger = logging.getLogger("statecache")
 
@@ -66,7 +66,7 @@ class Losses:
     async def look(self, *, seconds: float) -> tuple[LostCommit, ...]:
         """Return the lost ones of the commits that this client remembers, and log those that are new."""
         end = monotonic() + seconds
-        await self._compare(-(-len(self._in_flight.uncompared) // COMPARED_AT_ONCE), end)
+        await self._compare(end)
         seconds = max(end - monotonic(), 0.001)
         recent = {one.change_id: one for one in (*self._told.values(), *self._in_flight.recent())}
         waited_for = self._in_flight.under_way
@@ -86,9 +86,8 @@ class Losses:
             return
         self._in_flight.moved = self._in_flight.due = False
         seconds = min(_NOTICE_S, max(end - now, 0.001))
-        pages = min(len(self._in_flight.uncompared) // COMPARED_AT_ONCE, _PAGES)
         try:
-            await (self.look(seconds=seconds) if moved else self._compare(pages, now + seconds))
+            await (self.look(seconds=seconds) if moved else self._compare(now + seconds, pages=_PAGES))
         except StateCacheError as error:
             self._in_flight.moved, self._in_flight.due, self._not_before = moved, True, now + _AGAIN_S
             _logger.debug("what was lost is not known yet: %s", error)
@@ -103,15 +102,17 @@ class Losses:
         except StateCacheError as error:
             _logger.debug("that %s was lost is not recorded: %s", change_id, error)
 
-    async def _compare(self, pages: int, end: float) -> None:
-        """Tell which of the commits that were not compared are lost, some hundred at a time, oldest first.
+    async def _compare(self, end: float, *, pages: int | None = None) -> None:
+        """Tell which of the commits that were not compared are lost: all once, or so many pages, the oldest first.
 
         What Postgres has not come to yet stays, behind the others.
         """
-        for _ in range(pages):
+        once = len(self._in_flight.uncompared)
+        while once > 0 and pages != 0:
             left = page = self._in_flight.take_uncompared()
             if not page:
                 return
+            once, pages = once - len(page), None if pages is None else pages - 1
             try:
                 standings, rows = await self._postgres.fetch_each(
                     ("standing", "report_lost"), self._spread(page), seconds=max(end - monotonic(), 0.001)

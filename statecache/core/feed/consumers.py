@@ -54,7 +54,7 @@ class Consumer:
         self.prefix = prefix
         self.holder = secrets.token_hex(8)
         self.owner: ref[object] | None = None
-        """It must not be kept: a task that failed has the feed in its traceback, which then would be renewed for ever."""
+        """A reference to it would keep the name: what has failed has the feed in its traceback."""
         self.until = -inf
         self.stored = ""
         self.store_at = 0.0
