@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
 from typing import Any
 
 import psycopg
 import pytest
 
 from statecache import Settings
-from statecache.core.postgres import connection
 from statecache.errors import PostgresUnavailable
 from statecache_workers import batch_transactions
-from statecache_workers.database import Database
 from statecache_workers.worker import Worker
-from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushed, rows
+from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushed, rows, turns
 from tests.support.failed_over import QUICK, until, working
 
 Psql = psycopg.Connection[Any]
@@ -53,14 +49,6 @@ def commit_around(agents: Agents, *bad: str) -> str:
     for _ in range(BEHIND):
         agents.commit(fine)
     return position
-
-
-async def turns(worker: Worker, count: int = 12) -> None:
-    """Turn the worker through outages; its leases are looked at again each time."""
-    for _ in range(count):
-        worker.refresh()
-        with contextlib.suppress(PostgresUnavailable):
-            await worker.turn()
 
 
 async def others_go_on(agents: Agents, worker: Worker, psql: Psql, *, but: int) -> None:
@@ -280,43 +268,6 @@ async def test_the_leases_are_kept_where_every_attempt_takes_long(
     await turns(worker, 60)
     assert flushed(psql) == {agents.keys.shard(key): 1 for key in others} | {0: 0}
     assert max(pieces) <= 2  # one of the suspected, one of the others
-
-
-async def test_a_row_that_is_held_is_waited_for_once_as_long_as_a_lock_may_take(
-    agents: Agents, make_worker: MakeWorker, psql: Psql, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Further attempts are short, for the other shards wait meanwhile; once it is let go, its shard goes on."""
-    monkeypatch.setattr(connection, "LOCK_TIMEOUT_S", 0.3)
-    worker = make_worker(monotonic=lambda: 0.0)
-    held, waits = agents.key_on(2), list[str]()
-    agents.commit(held)
-    await flush(worker)
-    begin = Database.begin
-
-    async def noted(database: Database, how: str, bounds: Mapping[str, str], statements: Any) -> Any:
-        if database._of_data:
-            waits.append(bounds["lock"])
-        return await begin(database, how, bounds, statements)
-
-    monkeypatch.setattr(Database, "begin", noted)
-    with psql.transaction():
-        psql.execute("SELECT 1 FROM state WHERE key = %s FOR UPDATE", [held])
-        for _ in range(BEHIND):
-            agents.commit(held)
-        for _ in range(2):
-            for shard in (0, 1, 3):
-                agents.commit(agents.key_on(shard))
-            await turns(worker)
-        assert flushed(psql) == {0: 2, 1: 2, 2: 1, 3: 2}
-        assert [(line["shard"], held in line["reason"]) for line in log.of("not_written")] == [(2, True)]
-    assert waits[:2] == ["300ms", "200ms"]
-    assert waits.count("300ms") == 2  # what the others had later is waited for as anything is
-    await turns(worker)
-    assert flushed(psql)[2] == 1 + BEHIND
-    waits.clear()
-    agents.commit(held)
-    await flush(worker)
-    assert waits == ["300ms"]
 
 
 class Slow:

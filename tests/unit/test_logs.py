@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,10 +17,11 @@ WAIT_S = 60.0
 ROOM = 3
 
 
-@pytest.fixture
-def pipe() -> Iterator[FullPipe]:
+@pytest.fixture(params=[True, False], ids=["blocking", "not blocking"])
+def pipe(request: pytest.FixtureRequest) -> Iterator[FullPipe]:
     """A pipe that nobody reads for now."""
     made = FullPipe()
+    os.set_blocking(made.end, request.param)
     yield made
     made.close()
 

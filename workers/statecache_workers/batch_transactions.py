@@ -25,7 +25,7 @@ from statecache_workers.logs import alarm, warn, whisper
 from statecache_workers.lost_tails import gap_calls, tell_gap
 from statecache_workers.owned_shards import OwnedRow, agree, misplaced, set_apart
 from statecache_workers.postgres_arrays import integers, texts
-from statecache_workers.postgres_errors import Poison, blames_server
+from statecache_workers.postgres_errors import HELD, Poison, blames_server
 from statecache_workers.quarantine import NotParked, tell_parked, write_carefully
 from statecache_workers.sizing import PieceSize
 from statecache_workers.slices import Entry, Slice
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 _KEYS_SHOWN = 3
 _PAUSE = 10
 """After how many times as long as an attempt took a shard is tried again that was set apart."""
-_HELD = "55P03"
-"""Why Postgres refuses what waits for a lock for too long, as for a row that an idle transaction holds."""
 _HELD_WAIT_S = 0.2
 """How long a lock is waited for where it was waited for in vain: others wait for that shard to have its turn."""
 Written = list[tuple[Slice, WriteResult]]
@@ -93,7 +91,7 @@ class Batches:
             except PostgresUnavailable as error:
                 if _is_outage(error, database):
                     raise
-                if error.reason == _HELD:
+                if error.reason == HELD:
                     self._held |= {one.shard for one in others}
                 done += await self._write_each(database, others, server)
             for one in suspected:
@@ -147,6 +145,8 @@ class Batches:
             if not done and one.shard not in self._suspects:
                 if event == "not_quarantined":
                     alarm(event, shard=one.shard, reason=why)
+                if met.reason == HELD and len(some) == 1:  # what others have next time does not wait for it
+                    self._suspects[one.shard] = _Suspect()
                 raise PostgresUnavailable(met.reason, detail=why) from met
             suspect = self._suspects.setdefault(one.shard, _Suspect())
             suspect.size.refused(len(one.entries))

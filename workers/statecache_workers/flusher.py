@@ -43,6 +43,7 @@ from statecache_workers.owned_shards import (
     agree,
     set_apart,
 )
+from statecache_workers.postgres_errors import HELD
 from statecache_workers.read_ahead import UNREAD_PART, Lookout, still_next
 from statecache_workers.recall import Recall
 from statecache_workers.repair import Repair
@@ -232,9 +233,10 @@ class Flusher:
     def _shrink(self, slices: Sequence[Slice], error: PostgresUnavailable, seconds: float) -> None:
         """Make the next batch smaller where this one may have been too large.
 
-        One that takes longer than a lease is: whoever owns the shards then may have ended it, in whatever way.
+        One that takes longer than a lease is, unless it has waited for a lock: whoever owns the shards then may have
+        ended it, in whatever way.
         """
-        if error.reason not in TOO_LARGE and seconds < self._settings.lease_s:
+        if error.reason not in TOO_LARGE and (seconds < self._settings.lease_s or error.reason == HELD):
             return
         entries = sum(len(one.entries) for one in slices)
         self._halve(entries, sum(max(0, one.end.bytes - one.start.bytes) for one in slices), error)

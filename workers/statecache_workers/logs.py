@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
+import select
 from collections import deque
 from contextlib import suppress
 from threading import Condition, Thread
@@ -58,11 +58,10 @@ class _Dropped:
 class WaitingLines(logging.Handler):
     """A handler that keeps lines, `LINES_MAX` at most, until a thread has written them to the file of that number."""
 
-    def __init__(self, number: int, *, encoding: str = "utf-8", errors: str = "backslashreplace") -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()
         self.setFormatter(JsonLines())
         self._number = number
-        self._encoding, self._errors = encoding, errors
         self._waiting: deque[str | _Dropped] = deque()
         self._writing = False
         self._changed = Condition()
@@ -98,12 +97,15 @@ class WaitingLines(logging.Handler):
                 self._writing = True
             text = line if isinstance(line, str) else self.format(_record_of(line))
             with suppress(OSError):  # the disk is full, or nobody will ever read it
-                self._write(f"{text}\n".encode(self._encoding, self._errors))
+                self._write(f"{text}\n".encode("utf-8", "backslashreplace"))  # as JSON is, whatever the locale says
 
     def _write(self, rest: bytes) -> None:
         """Write past Python's streams: one of them that waited would keep the process at its end."""
         while rest:
-            rest = rest[os.write(self._number, rest) :]
+            try:
+                rest = rest[os.write(self._number, rest) :]
+            except BlockingIOError:  # the reader has it so: it is waited for all the same
+                select.select([], [self._number], [])
 
 
 def _record_of(dropped: _Dropped) -> logging.LogRecord:
@@ -115,7 +117,7 @@ def log_to_stderr(level: int = logging.INFO) -> None:
     """Send the worker's log, and what libraries warn of, to standard error as JSON lines."""
     if any(isinstance(one, WaitingLines) for one in _logger.handlers):
         return
-    handler = WaitingLines(2, encoding=sys.stderr.encoding, errors=sys.stderr.errors or "backslashreplace")
+    handler = WaitingLines(2)
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(handler)
     _logger.handlers[:] = [handler]

@@ -17,6 +17,8 @@ from statecache.errors import PostgresUnavailable
 
 _POISON = ("22", "23", "54", "P0")
 """Classes of SQLSTATE: data exceptions, constraints, limits of the program, what a function raises by itself."""
+HELD = "55P03"
+"""Why Postgres refuses what waits for a lock for too long, as for a row that an idle transaction holds."""
 _OF_SERVER = ("08", "25", "28", "3D", "53", "57")
 """Classes of what has nothing to do with the rows that are written: connections, resources, operators."""
 
