@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import sys
 from collections import deque
 from contextlib import suppress
 from threading import Condition, Thread
@@ -113,11 +114,28 @@ def _record_of(dropped: _Dropped) -> logging.LogRecord:
     return _logger.makeRecord(LOGGER, logging.WARNING, __file__, 0, "lines_dropped", (), None, extra=fields)
 
 
+def _number_of_stderr() -> int | None:
+    """Return the number of the file that standard error is; None where a program has put a stream of its own there."""
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # it is closed, or no file
+        return None
+
+
+def _handler() -> logging.Handler:
+    number = _number_of_stderr()
+    if number is not None:
+        return WaitingLines(number)
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    return handler
+
+
 def log_to_stderr(level: int = logging.INFO) -> None:
     """Send the worker's log, and what libraries warn of, to standard error as JSON lines."""
-    if any(isinstance(one, WaitingLines) for one in _logger.handlers):
+    if any(isinstance(one, WaitingLines) for one in _logger.handlers) and _number_of_stderr() is not None:
         return
-    handler = WaitingLines(2)
+    handler = _handler()
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(handler)
     _logger.handlers[:] = [handler]

@@ -1,6 +1,5 @@
--- Bounds one transaction that only reads, by the time of a statement alone, and sets the form of times. What row-level
--- security hides is an error: it would count as not there. A page is read in the order of an index: a bitmap would fetch
--- all of a range. It gives, last, which cluster this is, and whether the server is a standby.
+-- Bounds one transaction that only reads, by the time of a statement alone, and sets the form of times. A page is read in
+-- the order of an index: a bitmap would fetch all of a range. It gives, last, the cluster, and whether it is a standby.
 SELECT set_config('statement_timeout', %(statement)s, true),
        CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
             THEN set_config('transaction_timeout', '0', true) END,
