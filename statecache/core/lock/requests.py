@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from redis.exceptions import ResponseError
 
-from statecache.backoff import Backoff
+from statecache.backoff import LATE_S, Backoff
 from statecache.clock import boottime, monotonic
 from statecache.errors import LockTimeout, RedisUnavailable, StateCacheError
 from statecache.lua import parts_of, script
@@ -132,8 +132,12 @@ class LeaseRequests:
         self._exchange = exchange
 
     async def ask(self, verb: str, holding: Holding, *, end: float) -> Answer:
-        """Run the script until it answers; repeating is safe, for the request's name tells it what was done before."""
+        """Run the script until it answers; repeating is safe, for the request's name tells it what was done before.
+
+        An attempt that the end cut off raises what the one before met.
+        """
         backoff, repeated = Backoff(0.005, 0.25), False
+        refused: StateCacheError | None = None
         while True:
             started = boottime()
             try:
@@ -144,6 +148,8 @@ class LeaseRequests:
                     raise refused from error
             except RedisUnavailable as error:
                 if error.reason in ("pool", *FINAL) or backoff.outlasts(end):
+                    if refused is not None and error.reason == "timeout" and monotonic() + LATE_S >= end:
+                        raise refused from error
                     raise
                 repeated = True
             else:
