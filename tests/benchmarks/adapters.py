@@ -41,8 +41,8 @@ MANY = 2_000
 FIRST_PUTS = 20
 PUT, PUT_WRITES, GET, LATEST, LIST = "put", "put_writes", "get_tuple by id", "get_tuple, latest", "list(limit=10)"
 TIMES_FASTER = {PUT: 2.0, PUT_WRITES: 4.0, GET: 3.0, LATEST: 10.0, LIST: 2.0}
-ELSEWHERE = {one: f"{one}, first by another client" for one in (GET, LIST)}
-ELSEWHERE_GETS = 8
+ELSEWHERE = {one: f"{one}, first by another client" for one in (GET, LATEST, LIST)}
+ELSEWHERE_GETS, ELSEWHERE_LATEST = 8, 4
 BYTES_MAX = 0.2
 _SIZE = """SELECT sum(pg_total_relation_size(pg_class.oid)) FROM pg_class
 JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE relkind = 'r' AND nspname = %s"""
@@ -155,16 +155,16 @@ def _one_round(sides: Sides, turn: int, calls: Sequence[Call], times: Mapping[st
     for one in rng.choices(ids, k=READS):
         timed(GET, partial(_got, thread, one))
     for _ in range(READS):
-        timed(LATEST, lambda saver: saver.get_tuple(config_of(thread)))
+        timed(LATEST, partial(_got, thread, ""))
     for _ in range(LISTS):
         timed(LIST, partial(_listed, thread))
     sides.until_flushed()
-    for what, asked in ((GET, rng.sample(ids, ELSEWHERE_GETS)), (LIST, [""])):
+    for what, asked in ((GET, rng.sample(ids, ELSEWHERE_GETS)), *[(LATEST, [""])] * ELSEWHERE_LATEST, (LIST, [""])):
         with StateCache(settings=sides.cache.settings) as cache:
             other: Any = StateCacheSaver(cache)
             [*other.list(config_of("kept-0"), limit=1)]  # it is connected
             for one in asked:
-                read = partial(_got, thread, one) if what == GET else partial(_listed, thread)
+                read = partial(_listed, thread) if what == LIST else partial(_got, thread, one)
                 times[ELSEWHERE[what]].note(turn, sides.both(read, other))
 
 

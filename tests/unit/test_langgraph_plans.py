@@ -218,7 +218,7 @@ def test_a_large_value_that_is_kept_here_of_a_lost_lineage_is_read_anew() -> Non
         view = cache.namespace("langgraph")
         run(view, put(PLACE, None, one, METADATA, {"a": 1}, SERDE, Recent()))
         lost: Any = Keeping(view, PLACE.channel("a"))
-        found = run(lost, get_tuple(PLACE, None, SERDE, Recent()))
+        found = run(lost, get_tuple(PLACE, one["id"], SERDE, Recent()))
     assert found is not None
     assert found.checkpoint["channel_values"] == {"a": LARGE}
     assert lost.given == 1

@@ -74,6 +74,17 @@ def test_pieces_go_that_were_used_least_recently_and_large_ones_never_come(monke
     assert {one.name for one in recent.pieces(PieceName(name, 1, "of", "") for name in "abcde")} == {"a", "c", "d"}
 
 
+def test_a_version_is_known_as_long_as_a_piece_of_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECES_BYTES_MAX", 20)
+    recent = Recent()
+    first, second = PieceName("a", 1, "one", ""), PieceName("a", 1, "another", "")
+    recent.add({first: bytes(10), second: bytes(10)})
+    assert (recent.has_version("a", 1), recent.has_version("a", 2)) == (True, False)
+    recent.pieces([first])
+    recent.add({PieceName("b", 1, "of", ""): bytes(10), PieceName("c", 1, "of", ""): bytes(10)})
+    assert [recent.has_version(name, 1) for name in "abc"] == [False, True, True]
+
+
 def test_a_head_proves_nothing_once_something_else_has_written_it() -> None:
     first = state(next_head(PLACE, None, "5", "5"), version=1)
     assert is_first(first, "6")

@@ -1,6 +1,7 @@
 """The states of a thread as JSON: a checkpoint with its pending writes, the head, a channel of its own, more writes.
 
-    head         {"thread_id", "checkpoint_ns", "checkpoint_id", "newest", "over"}, with "imported" what an import wrote
+    head         {"thread_id", "checkpoint_ns", "checkpoint_id", "newest", "over"}; where an import wrote it "imported";
+                 "large" {CHANNEL: version}, the states of channels that hold values of the checkpoint that it names
     checkpoint   {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "metadata", "checkpoint",
                   "channel_values": {CHANNEL: form}, "writes": [write], "writes_elsewhere": bool, "more"}
     channel      {"channel", "channel_version", "checkpoint_id", "value" or "data"}
@@ -13,6 +14,7 @@ cannot say of metadata and checkpoint.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 WRITES_BYTES_MAX = 64 * 1024
 """How much of pending writes stands in a checkpoint's own state."""
+READ_ALONG_MAX = 16
+"""Of how many channels the values are read together with a checkpoint, at most."""
 WRITING_TASKS_MAX = 8
 """Of how many tasks the pending writes stand in a checkpoint's own state: each of them writes it anew."""
 
@@ -85,8 +89,12 @@ def head_document(place: Place, checkpoint_id: str) -> Document:
     return {"thread_id": place.thread_id, "checkpoint_ns": place.checkpoint_ns, "checkpoint_id": checkpoint_id}
 
 
-def next_head(place: Place, head: State[Any] | None, latest_id: str, touched_id: str) -> Document:
+def next_head(
+    place: Place, head: State[Any] | None, latest_id: str, touched_id: str, forms: Mapping[str, Form] | None = None
+) -> Document:
     """Return what is to be written over a head, in the commit that writes the state of the checkpoint `touched_id`.
+
+    `forms` are those of the values of the latest checkpoint, where that is another one than before, or written anew.
 
     Whoever makes the state of a checkpoint writes the head in the same commit. So `newest`, the greatest id of which
     there ever was a state, holds as long as nothing else has written the head: `over` is the change that it was written
@@ -95,7 +103,31 @@ def next_head(place: Place, head: State[Any] | None, latest_id: str, touched_id:
     """
     before: Document = {} if head is None else told(head)
     over = "" if head is None else head.change_id if _is_own(head) else None
-    return head_document(place, latest_id) | {"newest": max(touched_id, before.get("newest", "")), "over": over}
+    document = head_document(place, latest_id) | {"newest": max(touched_id, before.get("newest", "")), "over": over}
+    is_same = forms is None and before.get("checkpoint_id") == latest_id
+    large = before.get("large") if is_same else _versions_of(forms or {})
+    return document | ({"large": large} if large else {})
+
+
+def _versions_of(forms: Mapping[str, Form]) -> dict[str, int]:
+    """Return the versions of those states of channels that are read together with the checkpoint that names them."""
+    large = dict[str, int]()
+    for channel, form in forms.items():
+        is_alone = len(form.get("versions", ())) == 1 and not form.keys() & {"beside", "thread_id"}
+        if is_alone and len(large) < READ_ALONG_MAX:
+            large[channel] = form["versions"][0]
+    return large
+
+
+def read_along(place: Place, head: State[Any]) -> dict[str, int]:
+    """Return the names of the states that hold large values of the checkpoint that a head names, with their versions.
+
+    It need not be true: what a checkpoint names is known by its own forms.
+    """
+    large = told(head).get("large")
+    if not isinstance(large, dict) or own(head) is not head.value:
+        return {}
+    return {place.channel(channel): version for channel, version in islice(large.items(), READ_ALONG_MAX)}
 
 
 def is_first(head: State[Any] | None, checkpoint_id: str) -> bool:

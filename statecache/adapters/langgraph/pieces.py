@@ -40,9 +40,13 @@ class _Large(NamedTuple):
 
 
 def packed_values(
-    document: Document, channels: Collection[str], recent: Recent, known: Mapping[PieceName, bytes] | None = None
-) -> Plan[dict[str, Packed]]:
-    """Return the values of those of the channels that have any, as bytes; `known` are pieces that were read before."""
+    document: Document, channels: Collection[str], recent: Recent, known: Mapping[PieceName, bytes] | None = None,
+    along: Mapping[str, State[Any] | None] | None = None,
+) -> Plan[dict[str, Packed]]:  # fmt: skip
+    """Return the values of those of the channels that have any, as bytes.
+
+    `known` are pieces that were read before, `along` states of channels, by name, that were read with the checkpoint.
+    """
     forms: dict[str, Form] = {one: form for one, form in document["channel_values"].items() if one in channels}
     large = [*_large(document, forms)]
     if not large:
@@ -50,6 +54,7 @@ def packed_values(
     wanted = {piece: copy for one in large for piece, copy in one.pieces.items()}
     pieces = {one: known[one] for one in wanted if one in known} if known else {}
     pieces |= recent.pieces(_without(wanted, pieces))
+    pieces |= _held(_without(wanted, pieces), along or {})
     pieces |= yield from _newest(_without(wanted, pieces))
     pieces |= yield from _each(_without(wanted, pieces), wanted)
     recent.add(pieces)
@@ -92,6 +97,14 @@ def _without(wanted: Iterable[PieceName], pieces: Mapping[PieceName, bytes]) -> 
     return [one for one in wanted if one not in pieces]
 
 
+def _held(wanted: Iterable[PieceName], states: Mapping[str, State[Any] | None]) -> Pieces:
+    """Return those pieces that these states hold."""
+    return {
+        one: piece_of(state.value) for one in wanted
+        if (state := states.get(one.name)) is not None and _is(state, one)
+    }  # fmt: skip
+
+
 def _newest(wanted: Collection[PieceName]) -> Plan[Pieces]:
     """Return those pieces that the states of channels hold now."""
     pieces, older = Pieces(), set[PieceName]()
@@ -99,11 +112,10 @@ def _newest(wanted: Collection[PieceName]) -> Plan[Pieces]:
         left = [one for one in wanted if one not in pieces and one not in older]
         names = [*dict.fromkeys(one.name for one in left)]
         found: dict[str, State[Any] | None] = (yield from call("get_many", names, read=read)) if names else {}
-        for one in left:
+        pieces |= _held(left, found)
+        for one in _without(left, pieces):
             state = found[one.name]
-            if _is(state, one):
-                pieces[one] = piece_of(state.value)  # type: ignore[union-attr]
-            elif state is not None and state.version > one.version:
+            if state is not None and state.version > one.version:
                 older.add(one)
     return pieces
 

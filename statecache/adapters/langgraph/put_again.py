@@ -108,6 +108,7 @@ def moved_back(place: Place, head: State[Any], parts: Sequence[Part]) -> Plan[li
     if not fits:
         _, latest = yield from put_ahead(place, head, parted(sets, sizes))
         sets = []
-    checkpoint_id = own(parts[0].state)["checkpoint_id"]
-    moved = Set(place.head, next_head(place, latest, checkpoint_id, checkpoint_id), expected=latest)
+    document = own(parts[0].state)
+    checkpoint_id, forms = document["checkpoint_id"], document["channel_values"]
+    moved = Set(place.head, next_head(place, latest, checkpoint_id, checkpoint_id, forms), expected=latest)
     return [moved, *sets, *named]

@@ -233,7 +233,7 @@ def _committed(
     be in it, all is refused, and nothing is put ahead.
     """
     parts, rest = [*parted(sets[: large.ahead], sizes_of(large.packed.values())[: large.ahead])], sets[large.ahead :]
-    last = [over, Set(draft.place.head, _head(draft, head), expected=head)]
+    last = [over, Set(draft.place.head, _head(draft, over.value, head), expected=head)]
     if parts and not latest_id_of(head):
         *parts, rest = parts
         if (parts or too_large is not None) and not holds(draft.place, head, [*rest, *last], too_large):
@@ -247,7 +247,7 @@ def _committed(
         before, with_it = [], [*again, *named, *sets]
     own_ahead = sum(map(len, parts)) if before else 0
     made, head = yield from put_ahead(draft.place, head, before)
-    moved = Set(draft.place.head, _head(draft, head), expected=head)
+    moved = Set(draft.place.head, _head(draft, over.value, head), expected=head)
     done = yield from call("commit", [*with_it, over, moved])
     return [*made[:own_ahead], *done[len(with_it) - len(sets) + own_ahead :]]
 
@@ -344,7 +344,8 @@ def _writes(draft: Draft, known: State[Any] | None) -> Document:
     return {"writes": known.value["writes"], "writes_elsewhere": known.value["writes_elsewhere"]}
 
 
-def _head(draft: Draft, head: State[Any] | None) -> Document:
-    """Return what moves the head, or keeps it where it is."""
+def _head(draft: Draft, document: Document, head: State[Any] | None) -> Document:
+    """Return what moves the head to the document that is written, or keeps it where it is."""
     latest = draft.checkpoint_id if head is None else max(draft.checkpoint_id, own(head)["checkpoint_id"])
-    return next_head(draft.place, head, latest, draft.checkpoint_id)
+    forms = document["channel_values"] if latest == draft.checkpoint_id else None
+    return next_head(draft.place, head, latest, draft.checkpoint_id, forms)

@@ -1,7 +1,8 @@
-"""Reading a checkpoint: the head and the checkpoint that it is thought to name in one exchange, and its large values.
+"""Reading a checkpoint: the head and the checkpoint that it is thought to name in one exchange, with its large values.
 
 The head is read from the primary, so a run goes on from the newest checkpoint that anybody has put. Which one that is
-can mostly be guessed from what this process knows, and both are asked for together.
+can mostly be guessed from what this process knows, and both are asked for together. Where another process has put it,
+the head says which large values it has: what this process does not hold of them is asked for along with it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from statecache.adapters.langgraph.ancestors import document_of
-from statecache.adapters.langgraph.documents import Document, holds_checkpoint, own, place_of, told, tuple_of
+from statecache.adapters.langgraph.documents import (
+    Document,
+    holds_checkpoint,
+    own,
+    place_of,
+    read_along,
+    told,
+    tuple_of,
+)
 from statecache.adapters.langgraph.pieces import packed_values
 from statecache.adapters.langgraph.writing import all_writes, elsewhere
 from statecache.adapters.plans import Plan, call
@@ -23,18 +32,22 @@ if TYPE_CHECKING:
     from statecache.adapters.langgraph.recent import Recent
     from statecache.adapters.langgraph.values import Serde
 
+_Along = dict[str, "State[Any] | None"]
+"""States of channels by name, as they were read in one exchange with a checkpoint."""
 _ANEW_MAX = 3
 """How often the head is read again where it names another checkpoint by then, or that has gone meanwhile."""
 
 
 def get_tuple(place: Place, checkpoint_id: str | None, serde: Serde, recent: Recent) -> Plan[CheckpointTuple | None]:
     """Return a checkpoint, or the latest one; None where there is none."""
-    document = yield from (document_of(place, checkpoint_id) if checkpoint_id else latest(place, recent))
-    return None if document is None else (yield from loaded(document, serde, recent))
+    along = _Along()
+    found = document_of(place, checkpoint_id) if checkpoint_id else latest(place, recent, along)
+    document = yield from found
+    return None if document is None else (yield from loaded(document, serde, recent, along=along))
 
 
-def latest(place: Place, recent: Recent) -> Plan[Document | None]:
-    """Return the document of the latest checkpoint, or None."""
+def latest(place: Place, recent: Recent, along: _Along | None = None) -> Plan[Document | None]:
+    """Return the document of the latest checkpoint, or None; `along` takes what was read with it."""
     put = recent.latest(place)
     known = put.head if put is not None else (yield from call("get", place.head, read="local"))
     if not _names_one(known):  # somebody may have put the first one just now
@@ -43,14 +56,22 @@ def latest(place: Place, recent: Recent) -> Plan[Document | None]:
         if not _names_one(known):
             return None
         name = place.checkpoint(known.value["checkpoint_id"])
-        found = yield from call("get_many", [place.head, name], read="primary")
+        large = () if along is None else _unknown(place, known, recent)
+        found = yield from call("get_many", [place.head, name, *large], read="primary")
         head, state = found[place.head], found[name]
+        if along is not None:
+            along.update((one, found[one]) for one in large)
         same = head is not None and told(head)["checkpoint_id"] == known.value["checkpoint_id"]
         if same and state is not None and holds_checkpoint(state.value):
             return own(state)
         known = head
     # It moves on all the time: then what it has named a moment ago was the latest one during this call.
     return (yield from document_of(place, known.value["checkpoint_id"])) if _names_one(known) else None
+
+
+def _unknown(place: Place, head: State[Any], recent: Recent) -> list[str]:
+    """Return the names of the states of large values that a head tells of and this process does not hold."""
+    return [name for name, version in read_along(place, head).items() if not recent.has_version(name, version)]
 
 
 def _names_one(head: State[Any] | None) -> bool:
@@ -64,9 +85,11 @@ def without_values(place: Place, checkpoint_id: str, serde: Serde) -> Plan[Check
     return None if document is None else tuple_of(document, {}, (yield from writes_of(document)), serde)
 
 
-def loaded(document: Document, serde: Serde, recent: Recent, known: Pieces | None = None) -> Plan[CheckpointTuple]:
-    """Return a checkpoint with its values, of which `known` pieces were read before, and with its pending writes."""
-    packed = yield from packed_values(document, document["channel_values"], recent, known)
+def loaded(
+    document: Document, serde: Serde, recent: Recent, known: Pieces | None = None, along: _Along | None = None
+) -> Plan[CheckpointTuple]:
+    """Return a checkpoint with its values and its pending writes; `known` and `along` are as in `packed_values`."""
+    packed = yield from packed_values(document, document["channel_values"], recent, known, along)
     values = {channel: serde.load(one) for channel, one in packed.items()}
     return tuple_of(document, values, (yield from writes_of(document)), serde)
 

@@ -61,6 +61,7 @@ class Recent:
         self._mutex = mutex
         self._latest: OrderedDict[tuple[str, str], Latest] = OrderedDict()
         self._pieces: OrderedDict[PieceName, bytes] = OrderedDict()
+        self._versions: dict[tuple[str, int], PieceName] = {}
         self._bytes = 0
 
     def latest(self, place: Place) -> Latest | None:
@@ -106,15 +107,24 @@ class Recent:
                     found[name] = piece
         return found
 
+    def has_version(self, name: str, version: int) -> bool:
+        """Return whether a piece of that version of a channel's state is remembered, put with whichever checkpoint."""
+        with self._mutex:
+            return (name, version) in self._versions
+
     def add(self, pieces: Mapping[PieceName, bytes]) -> None:
         """Remember pieces."""
         with self._mutex:
             for name, piece in pieces.items():
                 if name not in self._pieces and len(piece) <= _PIECE_BYTES_MAX:
                     self._pieces[name] = piece
+                    self._versions[name[:2]] = name
                     self._bytes += len(piece)
             while self._bytes > PIECES_BYTES_MAX:
-                self._bytes -= len(self._pieces.popitem(last=False)[1])
+                name, piece = self._pieces.popitem(last=False)
+                self._bytes -= len(piece)
+                if self._versions.get(name[:2]) == name:
+                    del self._versions[name[:2]]
 
 
 def _name(place: Place) -> tuple[str, str]:
