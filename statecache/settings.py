@@ -113,9 +113,13 @@ def masked(url: str) -> str:
 
 
 def _shown(option: re.Match[str]) -> str:
-    """Return an option as it may be shown: all of it, or its name, where more stands there than one value."""
+    """Return an option as it may be shown: all of it, or its name, where more stands there than one plain value.
+
+    A database may be given as a whole URL or keyword string of its own, and `options` hold any setting.
+    """
     torn = re.search(r"=\s*(?:'(?:[^'\\]|\\.)*$|(?!')(?:\\.|\S)*\s+\S)", option[0], re.DOTALL)
-    return option[0] if _SHOWN.fullmatch(option[1]) and not torn else f"{option[1]}=***"
+    within = re.search(r"pass|secret|token|;|(:|%3a)(/|%2f){2}.*(@|%40)", option[0].partition("=")[2], re.IGNORECASE)
+    return option[0] if _SHOWN.fullmatch(option[1]) and not torn and not within else f"{option[1]}=***"
 
 
 def _check_url(url: str) -> str:
