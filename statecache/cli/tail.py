@@ -17,6 +17,7 @@ from statecache.cli.connecting import client
 from statecache.cli.exits import OK
 from statecache.cli.options import PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import console, is_terminal, plain, print_json, shortened, tell
+from statecache.errors import StateCacheError
 from statecache.records import text_of
 
 if TYPE_CHECKING:
@@ -86,11 +87,19 @@ async def _tail(settings: Settings, prefix: str, since: str | None, *, once: boo
             except BrokenPipeError:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: that is how it ends
                 return OK
+            except StateCacheError:
+                _tell_cursor(feed)
+                raise
         if header:
             print(header)
-        if feed.begun:
-            tell(f"go on with --since {plain(feed.cursor)!r}")
+        _tell_cursor(feed)
     return OK
+
+
+def _tell_cursor(feed: AsyncChanges[Any]) -> None:
+    """Tell from where it can be gone on, be it an error that has ended it."""
+    if feed.begun:
+        tell(f"go on with --since {plain(feed.cursor)!r}")
 
 
 def _stop_by_signals(feed: AsyncChanges[Any]) -> None:

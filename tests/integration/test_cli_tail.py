@@ -15,6 +15,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Change, Position, Settings
@@ -90,6 +91,36 @@ async def test_it_follows_until_it_is_stopped(
             process.kill()
     assert (process.returncode, out) == (0, b"")
     assert err.startswith(b"statecache: go on with --since ")
+
+
+async def test_what_an_error_ends_can_be_gone_on_from(
+    cli: CommandLine, cache: AsyncStateCache, worker: Worker, settings: Settings, psql: psycopg.Connection[Any]
+) -> None:
+    await cache.set("runs/1", "before")
+    await flush(worker)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "statecache", "tail", "runs/", "--since", "beginning", "--json",
+        stdout=PIPE, stderr=PIPE, env=cli.environment(),
+    )  # fmt: skip
+    assert process.stdout is not None
+    table = f"{settings.postgres_schema}.change"
+    try:
+        async with asyncio.timeout(WAIT_S):
+            assert json.loads(await process.stdout.readline())["value"] == "before"
+            psql.execute(f"ALTER TABLE {table} RENAME TO hidden")  # type: ignore[arg-type]
+            out, err = await process.communicate()
+            psql.execute(f"ALTER TABLE {settings.postgres_schema}.hidden RENAME TO change")  # type: ignore[arg-type]
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode != 0
+    assert "error" in json.loads(out)
+    told, _ = err.decode().splitlines()[:2]
+    await cache.set("runs/1", "then")
+    await flush(worker)
+    cursor = told.partition("go on with --since ")[2].strip("'")
+    more = await asyncio.to_thread(cli.apart, "tail", "runs/", "--since", cursor, "--once", "--json")
+    assert [json.loads(line)["value"] for line in more.out.splitlines()] == ["then"]
 
 
 @pytest.mark.parametrize("command", [["tail", "runs/", "--once"], ["export", "runs/"]], ids=" ".join)

@@ -355,6 +355,7 @@ async def test_a_disk_that_ceases_to_be_synced_is_told_and_the_change_is_applied
     try:
         with pytest.raises(DurabilityNotMet, match="0 of 1 copies") as caught:
             await client.set(KEY, 2, durability="disk", timeout=2.0)
+        assert "append" in caught.value.reason.lower()
         with pytest.raises(DurabilityNotMet):
             async with client.transaction(KEY, durability="disk", timeout=2.0) as tx:
                 tx.set(KEY, 3)

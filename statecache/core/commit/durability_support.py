@@ -89,7 +89,8 @@ class DurabilitySupport:
             raise DurabilityNotMet(change_id, level=level, reached=0, wanted=wanted, reason=str(reply))
         reached = reply[0] if isinstance(reply, list) else reply
         if reached < wanted:
-            raise DurabilityNotMet(change_id, level=level, reached=reached, wanted=wanted)
+            reason = "its append-only file was not synced in time, as with appendfsync no" if level == "disk" else ""
+            raise DurabilityNotMet(change_id, level=level, reached=reached, wanted=wanted, reason=reason)
 
 
 def _without(command: Any, error: Exception) -> str:
