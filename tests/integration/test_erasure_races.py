@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 import redis
 
-from statecache import AsyncStateCache, Erasure, OutcomeUnknown, RedisUnavailable, Settings, StateCache
+from statecache import (
+    AsyncStateCache,
+    Erasure,
+    OutcomeUnknown,
+    RedisUnavailable,
+    Set,
+    Settings,
+    StateCache,
+    UsageError,
+)
+from statecache.core.history.erasing import ROUNDS_MAX
 from statecache.keys import KeySpace
 from statecache.testing.valkey import Valkey
 from statecache_workers.verification import verify
@@ -118,6 +128,83 @@ async def test_a_writer_that_creates_it_anew_meanwhile_keeps_what_it_wrote(
     assert (await verify(settings))[1] == []
     after = await read(cache, psql)
     assert rows(psql, "SELECT count(*) FROM change WHERE op = 'set' AND digest IS NOT NULL") == [(len(after),)]
+
+
+class Beside:
+    """Another agent, whose commits come before or behind those by which an erasure deletes, by their numbers."""
+
+    def __init__(self, cache: AsyncStateCache, other: AsyncStateCache, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.other, self.commits, self._number = other, dict[str, list[list[str]]](), 0
+        self._commit = cache._runtime.committer.commit
+        monkeypatch.setattr(cache._runtime.committer, "commit", self._deletes)
+
+    async def _deletes(self, commit: Any) -> Any:
+        self._number += 1
+        await self._write(f"before {self._number}")
+        done = await self._commit(commit)
+        await self._write(f"behind {self._number}")
+        return done
+
+    async def _write(self, moment: str) -> None:
+        for names in self.commits.get(moment, []) + self.commits.get(moment.split()[0], []):
+            await self.other.commit([Set(name, [moment, self._number, SECRET]) for name in names])
+
+
+HEAD, OLD, NEW = "runs/1", "runs/1/page/001", "runs/1/page/002"
+
+
+@pytest.mark.parametrize(("commits", "stays"), [
+    ({"before 1": [[HEAD, NEW]]}, []),
+    ({"behind 1": [[HEAD, NEW]]}, [HEAD, NEW]),
+    ({"behind 1": [[HEAD, NEW], [NEW]]}, [HEAD, NEW]),
+    ({"before 1": [[HEAD, NEW]], "behind 1": [[HEAD, NEW]]}, []),
+    ({"before 1": [[HEAD, NEW]], "behind 2": [[HEAD, NEW]]}, [HEAD, NEW]),
+    ({"before 1": [[NEW]], "behind 1": [[HEAD, OLD], [NEW]]}, []),
+])  # fmt: skip
+async def test_what_one_commit_writes_meanwhile_goes_as_a_whole_or_stays_so(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch,
+    commits: dict[str, list[list[str]]], stays: list[str],
+) -> None:  # fmt: skip
+    await told(cache, HEAD)
+    await told(cache, OLD)
+    await flush(worker)
+    async with AsyncStateCache(settings=settings) as other, flushing(worker):
+        Beside(cache, other, monkeypatch).commits |= commits
+        proof = await cache.erase(HEAD, group=True)
+        assert [state.key async for state in other.list("runs/")] == stays
+    assert {HEAD, OLD} <= {*proof.keys} <= {HEAD, OLD, NEW}
+    kept = "SELECT DISTINCT key FROM change WHERE op = 'set' AND digest IS NOT NULL ORDER BY key"
+    assert rows(psql, kept) == [(key,) for key in stays]
+    assert (await verify(settings))[1] == []
+
+
+@pytest.mark.parametrize("moment", ["before 2", "behind 1", "behind 2"])
+async def test_a_group_that_one_commit_cannot_delete_is_not_torn_between_two(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    pages = [f"runs/1/page/{number:03}" for number in range(300)]
+    await cache.set_many(dict.fromkeys([HEAD, *pages], SECRET))
+    await flush(worker)
+    async with AsyncStateCache(settings=settings) as other, flushing(worker):
+        Beside(cache, other, monkeypatch).commits |= {moment: [[HEAD, pages[-1]]]}
+        await cache.erase(HEAD, group=True)
+        left = [state.key async for state in other.list("runs/")]
+    assert left == ([HEAD, pages[-1]] if moment == "behind 2" else [])
+
+
+async def test_who_never_ceases_to_write_is_told(
+    settings: Settings, cache: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await told(cache, HEAD)
+    await flush(worker)
+    async with AsyncStateCache(settings=settings) as other, flushing(worker):
+        beside = Beside(cache, other, monkeypatch)
+        beside.commits |= {f"before {at}": [[HEAD, f"runs/1/page/{at:03}"]] for at in range(1, ROUNDS_MAX + 1)}
+        with pytest.raises(UsageError, match="never ceased to write"):
+            await cache.erase(HEAD, group=True)
+        beside.commits.clear()
+        await cache.erase(HEAD, group=True)
+        assert [state.key async for state in other.list("runs/")] == []
 
 
 async def test_a_branch_that_is_made_meanwhile_is_detached_and_named(

@@ -1,7 +1,9 @@
 """Erasing a key, or a group, with the records that belong to it: everywhere, but for copies that were made before.
 
     delete    every key that is known, deleted ones too, by commits that Postgres holds when they return; so all that
-              was committed before is flushed, near caches are told, and Redis holds tombstones. Their hashes begin anew
+              was committed before is flushed, near caches are told, and Redis holds tombstones, whose hashes begin
+              anew. A commit of others may write several keys, and none of them goes without the rest: where one came
+              between, all is deleted once more, and what is committed behind the last of these stays as it is
     blank     what is kept of the versions before, and what was set aside, a bounded number of rows at a time; other
               keys' changes that are kept as deltas to one of these are detached first: they get their values themselves
     stream    entries that hold these versions are taken out; all of them are flushed. Where the primary changes
@@ -14,17 +16,19 @@ that adds a tombstone and blanks the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
 from statecache.backoff import Backoff
 from statecache.clock import monotonic, wall
+from statecache.core.history.reader import Point
 from statecache.core.history.values import VersionAt
 from statecache.erasure import ErasedFrom, Erasure
 from statecache.errors import NotFound, RedisUnavailable, UsageError
 from statecache.history import ERASED
+from statecache.history_errors import VersionNotFound
 from statecache.keys import beyond_prefix
 from statecache.model import BLIND, STATES_PER_COMMIT_MAX, Position, Write
 from statecache.redis_errors import refusal
@@ -80,20 +84,10 @@ async def erase(runtime: Runtime, subject: Subject, *, seconds: float) -> Erasur
     """Erase a subject; `seconds` is for each exchange with a server.
 
     Raises NotFound where there was never anything, UsageError where quarantine holds some of it with others' changes,
-    ConfigurationError where the role may not erase, and what commits raise.
+    or others never cease to write to it, ConfigurationError where the role may not erase, and what commits raise.
     """
-    shard = runtime.keys.shard(subject.key)
     await _fetch(runtime, "erase_history", {"keys": [], "versions": [], "by": "", "most": 0}, seconds)
-    deleted: dict[str, _Deleted] = {}
-    known = await known_of(runtime, subject, seconds=seconds)
-    for _ in range(ROUNDS_MAX):
-        missing = sorted(known.keys - deleted.keys())
-        if not missing:
-            break
-        deleted |= await _delete(runtime, subject, missing, shard, seconds)
-        known = await known_of(runtime, subject, seconds=seconds)
-    if not deleted:
-        raise NotFound(subject.key, hint="There was never anything to erase.")
+    deleted = await _delete_all(runtime, subject, seconds)
     versions = {key: one.version - 1 for key, one in deleted.items()}
     places: dict[str, tuple[int, int]] = {}
     for _ in range(ROUNDS_MAX):
@@ -153,10 +147,52 @@ async def known_of(runtime: Runtime, subject: Subject, *, seconds: float) -> Kno
     return Known(frozenset(keys), deltas, frozenset(key for _, key, _, _ in others))
 
 
-async def _delete(
-    runtime: Runtime, subject: Subject, keys: Sequence[str], shard: int, seconds: float
-) -> dict[str, _Deleted]:
+async def _delete_all(runtime: Runtime, subject: Subject, seconds: float) -> dict[str, _Deleted]:
+    """Delete all of a subject, so that nothing is left but what was committed behind it as a whole."""
+    deleted: dict[str, _Deleted] = {}
+    known = await known_of(runtime, subject, seconds=seconds)
+    for _ in range(ROUNDS_MAX):
+        keys = sorted(known.keys | deleted.keys())
+        if not keys:
+            raise NotFound(subject.key, hint="There was never anything to erase.")
+        deleted = await _delete(runtime, subject, keys, seconds)
+        known = await known_of(runtime, subject, seconds=seconds)
+        if await _is_whole(runtime, known.keys, deleted, monotonic() + seconds):
+            return deleted
+    raise UsageError(f"others never ceased to write to {subject.key!r}", hint="Stop them, and call it again.")
+
+
+async def _is_whole(runtime: Runtime, known: Collection[str], deleted: Mapping[str, _Deleted], end: float) -> bool:
+    """Return whether all that is there of a subject was committed behind the last of the commits that deleted it.
+
+    Those are many where it has more keys than one commit takes: then a commit may have come between.
+    """
+    places = {one.position for one in deleted.values()}
+    last = max(places).n
+    looked_at = [key for key in known if key not in deleted or len(places) > 1]
+    records = await runtime.many.primary(looked_at, end=end) if looked_at else {}
+    for key, record in records.items():
+        place = Position.parse(record.position)
+        if place is None or place.n <= last:
+            if key not in deleted or record.exists:
+                return False
+        elif key not in deleted and record.version > 1 and await _was_there(runtime, key, last, end):
+            return False
+    return True
+
+
+async def _was_there(runtime: Runtime, key: str, n: int, end: float) -> bool:
+    """Return whether a key had a version at a place in the stream up to which Postgres holds it."""
+    try:
+        await runtime.history.version_at(key, Point(n=n), as_bound=True, end=end)
+    except VersionNotFound:
+        return False
+    return True
+
+
+async def _delete(runtime: Runtime, subject: Subject, keys: Sequence[str], seconds: float) -> dict[str, _Deleted]:
     """Delete keys, whatever they hold, and return their tombstones; no lock is in the way."""
+    shard = runtime.keys.shard(subject.key)
     locks = Locks((), UNGUARDED) if runtime.policies.enforces(keys[0], None) else None
     deleted: dict[str, _Deleted] = {}
     for start in range(0, len(keys), STATES_PER_COMMIT_MAX):
