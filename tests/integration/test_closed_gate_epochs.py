@@ -55,6 +55,7 @@ async def test_what_an_epoch_began_without_is_not_read_before_a_worker_has_looke
     assert shard.epoch > epoch
     asked: list[Callable[[], Awaitable[Any]]] = [
         client.namespaces, partial(client.get, EVICTED), partial(client.create, EVICTED, 2),
+        partial(client.erase, EVICTED),
         *(partial(in_order, client, *one) for one in (("runs/1", "key"), ("runs/1", "newest"), ("", "key"))),
     ]  # fmt: skip
     for ask in asked:

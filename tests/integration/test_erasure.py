@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, Erasure, NotFound, Settings, UsageError
+from statecache import AsyncStateCache, Erasure, NotFound, Settings, Unavailable, UsageError
 from statecache.errors import ConfigurationError, InvalidKey
 from statecache.keys import KeySpace
 from statecache_workers.parked_entries import ParkedAt
@@ -314,6 +314,22 @@ async def test_a_role_without_the_right_deletes_nothing(
     finally:
         psql.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
     assert in_postgres(psql) == set()
+
+
+async def test_a_redis_that_came_back_empty_is_opened_first(
+    make_client: MakeClient, settings: Settings, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
+) -> None:
+    client, hasty = make_client(settings), make_client(settings.model_copy(update={"timeout_s": 1.0}))
+    await told(client, "runs/1", times=3)
+    await flush(worker)
+    shard = keys.shard("runs/1")
+    redis_raw.unlink(keys.meta(shard), keys.changes(shard), keys.unflushed(shard), keys.state("runs/1"))
+    with pytest.raises(Unavailable, match="holds no data set of ours") as refused:
+        await hasty.erase("runs/1")
+    assert refused.value.reason == "epoch"
+    proof = await erased(client, worker, "runs/1")
+    assert proof.keys == ("runs/1",)
+    assert (in_postgres(psql), in_redis(redis_raw, keys)) == (set(), set())
 
 
 async def test_enforced_locks_are_not_in_the_way(cache: AsyncStateCache, worker: Worker, psql: Psql) -> None:

@@ -25,8 +25,9 @@ from statecache.backoff import Backoff
 from statecache.clock import monotonic, wall
 from statecache.core.history.reader import Point
 from statecache.core.history.values import VersionAt
+from statecache.core.read.listed import BEHIND
 from statecache.erasure import ErasedFrom, Erasure
-from statecache.errors import NotFound, RedisUnavailable, UsageError
+from statecache.errors import NotFound, RedisUnavailable, Unavailable, UsageError
 from statecache.history import ERASED
 from statecache.history_errors import VersionNotFound
 from statecache.keys import beyond_prefix
@@ -115,19 +116,13 @@ async def _fetch(runtime: Runtime, name: str, asked: Mapping[str, Any], seconds:
 
 
 async def known_of(runtime: Runtime, subject: Subject, *, seconds: float) -> Known:
-    """Look for the subject's keys, in Postgres and among what is not flushed.
+    """Look for the subject's keys, in Postgres and among what is not flushed; a shard that tells nothing is opened.
 
-    Raises UsageError where quarantine holds some of it with others' changes.
+    Raises UsageError where quarantine holds some of it with others' changes, and Unavailable where nothing tells what
+    is not flushed: the shard cannot be opened, or a worker has to compare first.
     """
     shard = runtime.keys.shard(subject.key)
-    meta, unflushed, changes = runtime.keys.meta(shard), runtime.keys.unflushed(shard), runtime.keys.changes(shard)
-    try:
-        (dirty,), *_ = await runtime.redis.read_script("dirty", [meta, unflushed, changes], [""], seconds=seconds)
-    except ResponseError as error:
-        raise refusal(error, unflushed) from error
-    if isinstance(dirty, bytes):
-        raise refusal(ResponseError(dirty.decode("utf-8", "replace")), unflushed)
-    keys = {key for name in dirty if subject.means(key := name.decode("utf-8", "replace"))}
+    keys = {name for name in await _dirty(runtime, shard, seconds) if subject.means(name)}
     asked = {
         "keys": [subject.key], "prefixes": [*subject.prefixes], "shard": shard,
         "beyond": [beyond_prefix(prefix) for prefix in subject.prefixes],
@@ -188,6 +183,29 @@ async def _was_there(runtime: Runtime, key: str, n: int, end: float) -> bool:
     except VersionNotFound:
         return False
     return True
+
+
+async def _dirty(runtime: Runtime, shard: int, seconds: float) -> list[str]:
+    """Return which keys of a shard are dirty.
+
+    Nothing tells them where the shard was never opened on this server, as after its Redis came back empty, or until a
+    worker has gone through what an epoch began without: it is opened, and the worker waited for.
+    """
+    names, backoff, end = runtime.keys, Backoff(0.005, 0.25), monotonic() + seconds
+    places, unflushed = [names.meta(shard), names.unflushed(shard), names.changes(shard)], names.unflushed(shard)
+    while True:
+        try:
+            (dirty,), *_ = await runtime.redis.read_script("dirty", places, [""], seconds=seconds)
+        except ResponseError as error:
+            raise refusal(error, unflushed) from error
+        if isinstance(dirty, bytes):
+            raise refusal(ResponseError(dirty.decode("utf-8", "replace")), unflushed)
+        if not isinstance(dirty, int):
+            return [name.decode("utf-8", "replace") for name in dirty]
+        await runtime.opener.open(shard, end=end)
+        if backoff.outlasts(end):
+            raise Unavailable("hydration", detail=f"in shard {shard} {BEHIND}")
+        await runtime.redis.io.sleep(backoff.take())
 
 
 async def _delete(runtime: Runtime, subject: Subject, keys: Sequence[str], seconds: float) -> dict[str, _Deleted]:
