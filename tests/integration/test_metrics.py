@@ -248,6 +248,22 @@ async def test_bytes_streams_and_what_left_them_are_counted(
     assert sum(redis_raw.xlen(agents.keys.changes(shard)) for shard in range(4)) == 0
 
 
+@pytest.mark.parametrize("limit", [{"backlog_entries_max": 4}, {"backlog_bytes_max": 4 * (len("runs/1") + 3 + 200)}])
+async def test_a_backlog_is_as_full_as_the_limit_that_is_nearer(
+    agents: Agents, make_worker: MakeWorker, settings: Settings, limit: dict[str, int]
+) -> None:
+    worker = make_worker(settings.model_copy(update=limit))
+    await flush(worker)
+    shard = agents.keys.shard("runs/1")
+    for _ in range(3):
+        agents.commit(("runs/1", "xyz"))
+    await worker.look()
+    found = _scraped(worker)
+    assert found[f"statecache_shard_backlog_used_ratio{{{shard}}}"] == 0.75
+    await flush(worker)
+    assert _scraped(worker)[f"statecache_shard_backlog_used_ratio{{{shard}}}"] == 0
+
+
 async def test_without_a_port_streams_are_not_measured(agents: Agents, worker: Worker) -> None:
     agents.commit("runs/1")
     await flush(worker)

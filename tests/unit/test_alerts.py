@@ -17,7 +17,8 @@ import promql_parser
 import pytest
 import yaml
 
-from statecache import Settings, errors
+from statecache import errors
+from statecache.rules.backlog import NEARLY_FULL
 from tests.recordings.__main__ import EVERY_S, FOLDER, document, values
 from tests.recordings.faults import FAULTS
 from tests.recordings.scene import Scrape
@@ -135,9 +136,9 @@ def test_jobs_and_outcomes_are_those_that_there_are() -> None:
             assert hasattr(errors, word), word
 
 
-def test_thresholds_follow_the_settings() -> None:
+def test_a_backlog_is_nearly_full_for_the_alert_when_it_is_for_status() -> None:
     (rule,) = (rule for rule in RULES if rule["alert"] == "StatecacheBacklogNearlyFull")
-    assert rule["expr"].endswith(f"> {Settings().backlog_entries_max * 8 // 10}")
+    assert rule["expr"].endswith(f"> {NEARLY_FULL}")
 
 
 def test_every_prometheus_loads_them() -> None:

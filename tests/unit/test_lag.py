@@ -37,7 +37,7 @@ def test_nothing_is_behind_where_nothing_was_seen() -> None:
 
 def test_lag_is_what_redis_holds_beyond_the_rows_by_shard_and_in_all() -> None:
     lag = lag_of([_holding(0, 5), _holding(1, 7)], _heads((8, 5), (7, 7)), {}, now=SEEN)
-    assert (lag.entries, lag.bytes, lag.of) == (3, 30, {0: 3, 1: 0})
+    assert (lag.entries, lag.bytes, lag.of, lag.bytes_of) == (3, 30, {0: 3, 1: 0}, {0: 30, 1: 0})
 
 
 def test_a_row_that_is_ahead_of_an_older_look_is_not_behind() -> None:

@@ -15,7 +15,7 @@ from statecache_workers.streams import Stock
 
 
 class Lag(msgspec.Struct, kw_only=True):
-    """How far behind a worker's shards are: in all, and in entries by shard.
+    """How far behind a worker's shards are: in all, and in entries and bytes by shard.
 
     `bytes` is what only Redis holds. `age_s` is the age of the oldest change among it, in seconds.
     """
@@ -24,11 +24,12 @@ class Lag(msgspec.Struct, kw_only=True):
     bytes: int = 0
     age_s: float = 0.0
     of: dict[int, int] = {}
+    bytes_of: dict[int, int] = {}
 
 
 def lag_of(holdings: Iterable[Holding], heads: Heads | None, stocks: Mapping[int, Stock], *, now: float) -> Lag:
     """Return the lag of a worker's shards; `now` is on the clock of `heads.seen`."""
-    lag = Lag(of={})
+    lag = Lag(of={}, bytes_of={})
     for one in holdings:
         head, row = heads.of.get(one.shard) if heads is not None else None, one.row
         if heads is None or not isinstance(head, Head):
@@ -36,9 +37,10 @@ def lag_of(holdings: Iterable[Holding], heads: Heads | None, stocks: Mapping[int
         if head.flushed > row.flushed and one.phase != "open":
             continue
         behind = lag.of[one.shard] = max(0, head.n - row.flushed)
+        size = lag.bytes_of[one.shard] = max(0, head.bytes - row.bytes) if behind else 0
         lag.entries += behind
+        lag.bytes += size
         if behind:
-            lag.bytes += max(0, head.bytes - row.bytes)
             lag.age_s = max(lag.age_s, now - heads.seen, _age_s(stocks.get(one.shard), row.flushed, now))
     return lag
 

@@ -4,8 +4,9 @@ Nothing here runs while nobody asks, and nothing is told to a metrics library on
 numbers, and what it knows of its shards it knows anyhow. Reading happens in the port's thread, so every container is
 copied in one step before it is looked at.
 
-Labels are few and fixed; only the lag in entries has one series a shard, of the shards that this worker holds, so all
-workers together have at most as many as there are shards. Prometheus itself tells workers apart by `instance`.
+Labels are few and fixed; only the lag in entries and the backlog's used part have one series a shard, of the shards
+that this worker holds, so all workers together have at most as many of each as there are shards. Prometheus itself
+tells workers apart by `instance`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from prometheus_client.registry import Collector
 
 from statecache import __version__
 from statecache.clock import monotonic
+from statecache.rules.backlog import backlog_used
 from statecache_workers.health import SERVERS, Page
 from statecache_workers.lag import lag_of
 
@@ -91,6 +93,10 @@ class Exposition(Collector):
         yield _gauge("oldest_unflushed_age_seconds", "The age of the oldest of them.", lag.age_s)
         yield _gauges("shard_lag_entries", "The same in entries, by shard.", "shard",
                       {str(shard): entries for shard, entries in sorted(lag.of.items())})  # fmt: skip
+        limits = {"entries_max": worker.settings.backlog_entries_max, "bytes_max": worker.settings.backlog_bytes_max}
+        yield _gauges("shard_backlog_used_ratio", "What part of a shard's backlog limit is used, by shard.", "shard",
+                      {str(shard): backlog_used(entries, lag.bytes_of[shard], **limits)
+                       for shard, entries in sorted(lag.of.items())})  # fmt: skip
         yield _histogram("flush_lag_seconds", "From the commit of a batch's oldest change until Postgres held it.",
                          worker.flusher.counters.lag_s)  # fmt: skip
 

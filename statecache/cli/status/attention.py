@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecache.cli.screen import counted
+from statecache.rules.backlog import NEARLY_FULL
 
 if TYPE_CHECKING:
     from statecache.cli.status.sample import HeldRow, Sample, Server, Shard, WorkerSeen
 
-BACKLOG_LIMIT = 0.8
-"""What part of a shard's backlog limit is used when a person should look."""
 NEW = "24 hours"
 """What happened longer ago calls for nobody."""
 _NAMED = 3
@@ -66,7 +65,7 @@ def attention_of(found: Overview, sample: Sample, history: Mapping[str, Any]) ->
         unowned, count = found.shards["unowned"], found.shards["count"]
         reasons.append(f"{unowned} of {count} shards have no worker: {NO_WORKER}")
     if found.backlog["over"]:
-        reasons.append(f"the backlog of {_shards(found.backlog['over'])} is above {BACKLOG_LIMIT:.0%} of its limit")
+        reasons.append(f"the backlog of {_shards(found.backlog['over'])} is above {NEARLY_FULL:.0%} of its limit")
     return [*reasons, *_lost(history), *_aside(found)]
 
 

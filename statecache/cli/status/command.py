@@ -12,7 +12,8 @@ from statecache.cli.error_text import origin_told
 from statecache.cli.exits import FINDING, OK, UNREACHABLE
 from statecache.cli.options import AsJson, PostgresUrl, RedisUrl, settings_of
 from statecache.cli.screen import counted, print_json, print_labelled, size_text, time_text
-from statecache.cli.status.attention import BACKLOG_LIMIT, NEW, Overview, attention_of, count_text
+from statecache.cli.status.attention import NEW, Overview, attention_of, count_text
+from statecache.rules.backlog import NEARLY_FULL, backlog_used
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -134,22 +135,16 @@ def lag_of(shards: Sequence[Shard], *, most: int = WORST_MAX) -> dict[str, Any]:
 
 
 def backlog_of(settings: Settings, shards: Sequence[Shard]) -> dict[str, Any]:
-    """Return which shard is nearest to its backlog limit, what part of it is used, and which are over BACKLOG_LIMIT."""
+    """Return which shard is nearest to its backlog limit, what part of it is used, and which are over NEARLY_FULL."""
+    limits = {"entries_max": settings.backlog_entries_max, "bytes_max": settings.backlog_bytes_max}
     used = [
-        (
-            max(
-                (one.lag_entries or 0) / settings.backlog_entries_max,
-                (one.lag_bytes or 0) / settings.backlog_bytes_max,
-            ),
-            one.shard,
-        )
+        (backlog_used(one.lag_entries, one.lag_bytes or 0, **limits), one.shard)
         for one in shards
         if one.lag_entries is not None
     ]
     part, shard = max(used, default=(None, None), key=lambda one: (one[0], -one[1]))
     return {
-        "used": part, "shard": shard, "over": sorted(one for part, one in used if part > BACKLOG_LIMIT),
-        "entries_max": settings.backlog_entries_max, "bytes_max": settings.backlog_bytes_max,
+        "used": part, "shard": shard, "over": sorted(one for part, one in used if part > NEARLY_FULL), **limits,
     }  # fmt: skip
 
 

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from statecache.cli.screen import counted, plain, shortened, size_text, styled, time_text
 from statecache.cli.sparkline import LOOKS_KEPT, sparkline, width_within
-from statecache.cli.status.attention import BACKLOG_LIMIT
 from statecache.cli.status.command import backlog_text, lag_text, server_text, shards_text
 from statecache.cli.status.postgres import COUNTED_MAX
 from statecache.cli.status.rates import EVERY_S, LOOKS_MAX, Figures
+from statecache.rules.backlog import NEARLY_FULL
 
 WIDE = 110
 NARROW = 72
@@ -67,7 +67,7 @@ def lines_of(figures: Figures, *, bar: int = 0, line: int = 0) -> list[Text]:
     sample, backlog = figures.sample, figures.backlog
     shards, used = figures.shards, backlog["used"]
     bad = "warning" if shards["closed"] or shards["unowned"] else ""
-    full = "" if used is None or used <= BACKLOG_LIMIT else "error"
+    full = "" if used is None or used <= NEARLY_FULL else "error"
     aside = _aside(figures)
     return [
         _line("Redis", server_text(sample.redis), "" if sample.redis.reachable else "error"),
