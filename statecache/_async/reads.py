@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from statecache.backoff import LATE_S
 from statecache.clock import boottime, monotonic
 from statecache.core.arguments import refuse_no_limit, refuse_no_names, refuse_no_version
 from statecache.core.own_records import OWN_SCHEMAS
 from statecache.core.read.listed import LIMIT_MAX, ORDERS, Listed, Order
 from statecache.core.view import VerbGroup, expected_of
-from statecache.errors import NotChanged, Unavailable, UsageError
+from statecache.errors import NotChanged, UsageError
 from statecache.keys import checked_key, checked_prefix_of_list
 from statecache.model import ABSENT, ReadMode, State
 from statecache.rules.filters import Selection
@@ -25,6 +24,8 @@ V = TypeVar("V")
 _LOOK_S = 1.0
 _LOOK_DEAF_S = 0.1
 """How often a waiter that no push can wake looks at the state, as seconds between two looks."""
+_LAST_LOOK_S = 0.25
+"""How long a look may take at least once the server has answered, in seconds: beyond the end of the time too."""
 
 
 class AsyncReads(VerbGroup[D], Generic[D]):
@@ -215,30 +216,28 @@ class AsyncReads(VerbGroup[D], Generic[D]):
 
         `after` is a State or its change_id; without it, or with a default that nobody has stored, wait until the state
         exists. The server's push ends the wait; now and then the state is looked at anyway. Raises NotChanged when
-        `timeout` seconds have passed.
+        `timeout` seconds have passed, and a look after them, at the primary, has shown no other state.
         """
         key, end = checked_key(self._view.full(name)), self._view.end_of(timeout)
         known, near = ABSENT if after is None else expected_of(key, after), self._runtime.near
         begun, answered = monotonic(), False
         while True:
-            signal, looked_at = self._runtime.io.signal(), monotonic()
+            signal, now = self._runtime.io.signal(), monotonic()
+            last = answered and now >= end
             near.watch(key, signal)
             try:
-                record = await self._runtime.reader.local(key, end=end)
+                look = self._runtime.reader.primary if last else self._runtime.reader.local
+                record = await look(key, end=max(end, now + _LAST_LOOK_S) if answered else end)
                 answered = True
                 if record.change_id != known and (record.exists or known != ABSENT):
                     return self._view.state_of(record, type)
+                if last:
+                    raise NotChanged(key, seconds=end - begun)
                 await signal.wait(
                     min(
                         max(end - monotonic(), 0.0),
                         _LOOK_S if near.keeps and self._runtime.tracked.is_up() else _LOOK_DEAF_S,
                     )
                 )
-            except Unavailable as error:  # cut off by the end, it says nothing of a server that has answered before
-                if answered and looked_at + LATE_S > end:
-                    raise NotChanged(key, seconds=end - begun) from error
-                raise
             finally:
                 near.unwatch(key, signal)
-            if monotonic() >= end:
-                raise NotChanged(key, seconds=end - begun)

@@ -202,6 +202,34 @@ async def test_a_look_that_the_end_cuts_off_says_nothing_of_redis(
     assert one._runtime.near._watchers == {}
 
 
+async def test_a_waiter_that_is_stopped_until_its_time_is_over_looks_once_more(
+    one: AsyncStateCache, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process was stopped, or something blocked its event loop: the push has yet to be read."""
+    state, late_s = await one.set(KEY, 1), [0.0]
+    watch = one._runtime.near.watch
+
+    def watch_and_stop(key: str, signal: Any) -> None:
+        async def stopped(seconds: float) -> bool:
+            with StateCache(settings=settings) as writer:
+                writer.set(KEY, 2)
+            late_s[0] += seconds
+            return False
+
+        watch(key, signal)
+        signal.wait = stopped
+
+    monkeypatch.setattr(one._runtime.near, "watch", watch_and_stop)
+    for client in ("_async", "_sync"):
+        monkeypatch.setattr(f"statecache.{client}.reads.monotonic", lambda: monotonic() + late_s[0])
+        monkeypatch.setattr(f"statecache.{client}.reads._LOOK_S", LIMIT_S)
+        monkeypatch.setattr(f"statecache.{client}.reads._LOOK_DEAF_S", LIMIT_S)
+    changed = await one.wait_for(KEY, after=state, timeout=LIMIT_S)
+    assert changed is not None
+    assert changed.value == 2
+    assert one._runtime.near._watchers == {}
+
+
 async def test_without_pushes_it_looks_for_itself(
     make_client: MakeClient, other: AsyncStateCache, settings: Settings
 ) -> None:
