@@ -78,6 +78,18 @@ def pin_difference(found: Mapping[str, object], ours: Mapping[str, object]) -> t
     return (f"pinned to {told}; {said}", "; ".join(parts)) if differ else ("", "")
 
 
+def renaming(schema: str, named: str | None) -> tuple[str, str]:
+    """Return how a schema is another than its functions name, and what to do; empty texts where it is not."""
+    if named in (None, schema):
+        return "", ""
+    back = f'ALTER SCHEMA "{schema}" RENAME TO "{named}"'
+    copied = (
+        "where that one is there too, this is a copy: restore the backup, under its name, into a database of its own"
+    )
+    what = f"the functions of schema {schema} were made in schema {named}, and write there: it was renamed"
+    return what, f"rename it back: {back}; {copied}"
+
+
 _SHOWN = re.compile(
     r"application_name|channel_binding|client_encoding|connect_timeout|dbname|fallback_application_name"
     r"|gssdelegation|gssencmode|gsslib|host|hostaddr|keepalives|keepalives_count|keepalives_idle"

@@ -1,4 +1,4 @@
-"""A schema of which a restore brought a part only: the doctor names what it lacks."""
+"""A schema of which a restore brought a part only, or that was renamed: the doctor names what it lacks, or was."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import psycopg
 import pytest
 
 from statecache import ConfigurationError, Settings, StateCache
+from statecache.concurrency import THREADS, run
+from statecache.core.postgres.migrate import migrate
 from statecache.sql import migrations, statement
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush
-from tests.fixtures.servers import MakeSettings
+from tests.fixtures.servers import MakeSettings, on_database
 from tests.support.command_line import CommandLine
 
 
@@ -216,3 +218,55 @@ def test_a_history_whose_shard_has_no_row_is_told_as_that(make_settings: MakeSet
         }
         with pytest.raises(ConfigurationError, match=r"has no row for shard \d\. Run `statecache migrate`"):
             calls[what]()
+
+
+@pytest.mark.parametrize("copied", [True, False], ids=["beside the live one", "alone"])
+@pytest.mark.parametrize("renamed", ["{}_aside", "aside_{}"])
+def test_a_schema_that_was_renamed_is_refused_by_all_before_its_functions_write_to_the_live_one(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    renamed: str, copied: bool,
+) -> None:  # fmt: skip
+    """An operator kept a copy aside: its functions name the schema that they were made in."""
+    live = make_settings()
+    aside = live.model_copy(
+        update={
+            "postgres_schema": renamed.format(live.postgres_schema),
+            "redis_url": on_database(live.redis_url, 9),
+        }
+    )
+    commands = (
+        "migrate", "migrate --no-redis", "epoch adopt all", "epoch adopt all --from none", "status", "verify", "lost",
+        "get runs/1",
+    )  # fmt: skip
+    shards, told = f"SELECT * FROM {live.postgres_schema}.shard ORDER BY 1".encode(), "were made in schema "
+    with psycopg.connect(live.postgres_url, autocommit=True) as connection:
+        connection.execute(f"ALTER SCHEMA {live.postgres_schema} RENAME TO {aside.postgres_schema}".encode())
+        if copied:
+            run(migrate(live, redis=False, io=THREADS))
+            before = connection.execute(shards).fetchall()
+        cli = CommandLine(aside, monkeypatch, capsys)
+        for command in commands:
+            ended = cli(*command.split())
+            assert f"{told}{live.postgres_schema}," in " ".join((ended.out + ended.err).split()), command
+            assert ended.status in (1, 3), command
+        found = cli("doctor", "--json")
+        (one,) = [one for one in found.json["findings"] if told in one["what"]]
+        assert f'ALTER SCHEMA "{aside.postgres_schema}" RENAME TO "{live.postgres_schema}"' in one["remedy"]
+        assert [level["given"] for level in found.json["levels"] if level["level"] == "postgres"] == [False]
+        with pytest.raises(ConfigurationError, match=told):
+            asyncio.run(_flush(aside))
+        if copied:
+            assert connection.execute(shards).fetchall() == before
+            return
+        connection.execute(one["remedy"].partition(":")[2].partition(";")[0].strip().encode())
+    assert told not in CommandLine(live, monkeypatch, capsys)("doctor").out
+
+
+@pytest.mark.parametrize("name", ["user", "_", "{}_{}"])
+def test_a_schema_of_any_valid_name_is_the_one_that_its_functions_name(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    settings = make_settings(postgres_schema=name.format("a" * 30, "9" * 32))
+    cli = CommandLine(settings, monkeypatch, capsys)
+    assert cli("migrate").status == 0
+    assert "were made in" not in cli("doctor").out

@@ -249,6 +249,8 @@ def _against_postgres(postgres: PostgresFacts | None) -> str:
         return "this Postgres is a standby: nothing is flushed into it"
     if hidden := hidden_of(postgres.tables):
         return f"row-level security is on for {', '.join(hidden)}"
+    if postgres.renamed[0]:
+        return "its functions write to another schema"
     if postgres.lacking.stops and not postgres.behind:
         return "the schema is there in part"
     return "" if postgres.tables else "the schema is not there: statecache migrate"

@@ -22,7 +22,7 @@ from statecache.core.postgres.transactions import message
 from statecache.errors import PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
 from statecache.rules.looks import ShardRow
-from statecache.settings import masked, pin_difference
+from statecache.settings import masked, pin_difference, renaming
 from statecache.sql import CODE, migrations
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Of each function of the schema, whether this role may run it."""
     applied: Sequence[int] | None
     cluster: Sequence[Any] | None
+    renamed: tuple[str, str] = ("", "")
+    """How the schema differs from the one that its functions name, and what to do; empty texts where it does not."""
     ahead_s: float
     unowned: tuple[int, int] | None = None
     """How many shards have no live worker, of how many; None where this role may not see the workers."""
@@ -93,15 +95,15 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
     middle = before + (wall() - before) / 2
     rights = await _one(settings, connection, "doctor_rights", {"schema": settings.postgres_schema})
     tables = rights["tables"] or {}
-    applied = cluster = None
+    applied = cluster = named = None
 
     def readable(*names: str) -> bool:
         return bool(rights["usage"]) and all(may_read(tables.get(name)) for name in names)
 
     if readable("migration"):
         applied = [row[0] for row in await _rows(settings, connection, "migrate_seen", {})]
-    if readable("cluster"):
-        cluster = next(iter(await _rows(settings, connection, "cluster", {})), None)
+    if readable("cluster") and (pinned := await _rows(settings, connection, "cluster", {})):
+        *cluster, named = pinned[0]
     rows: list[ShardRow] = []
     unowned, hindered = None, []
     behind = applied is not None and not {step.number for step in migrations(settings.postgres_schema)} <= {*applied}
@@ -146,6 +148,7 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
         functions=rights["functions"] or {},
         applied=applied,
         cluster=cluster,
+        renamed=renaming(settings.postgres_schema, named),
         ahead_s=float(server["now"]) - middle.timestamp(),
     )
 
@@ -259,6 +262,9 @@ def _schema(facts: PostgresFacts, settings: Settings) -> Iterator[Finding]:
         yield note("postgres", f"a newer release has applied {', '.join(map(str, newer))}", "", "upgrade this one")
     if facts.cluster is not None:
         yield from _pin(facts.cluster, settings)
+    what, remedy = facts.renamed
+    if what:
+        yield error("postgres", what, "clients and workers refuse it", remedy)
 
 
 def _workers(facts: PostgresFacts) -> Iterator[Finding]:

@@ -3,7 +3,8 @@
 A statement, or several, and what they rely on (`transactions`), a statement timeout above all, go there in one message
 of the simple protocol, which Postgres takes for one transaction: that costs one exchange, and works behind a
 transaction-mode pooler.
-The `cluster` row is compared on every new connection.
+The `cluster` row is compared on every new connection, and the schema's name with the one that its functions name: those
+of a schema that was renamed write to whatever has its old name.
 
 Only a primary is asked: a standby may lag, and what it holds of a state must never be installed over what the primary
 has flushed since. Every transaction asks what it met, a standby or another cluster: behind a pooler the server may
@@ -34,7 +35,7 @@ from statecache.core.postgres.row_security import remedy_of
 from statecache.core.postgres.transactions import beginning, message
 from statecache.errors import ConfigurationError, PostgresUnavailable
 from statecache.keys import GROUP_RULE, HASH
-from statecache.settings import masked, pin_difference
+from statecache.settings import masked, pin_difference, renaming
 from statecache.sql import CODE, statement
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class PostgresTier:
         (rows,) = await self._run(session, ("cluster",), {}, seconds)
         if not rows:
             raise self._missing("the schema holds no cluster row", _WHOLE_AGAIN)
-        cluster, shards, hashed, rule, prefix, min_code = rows[0]
+        cluster, shards, hashed, rule, prefix, min_code, named = rows[0]
         if min_code > CODE:
             raise ConfigurationError(
                 f"the schema asks for code level {min_code}, this program has {CODE}", hint="Upgrade statecache."
@@ -215,8 +216,11 @@ class PostgresTier:
         found = {"shards": shards, "hash": hashed, "group rule": rule, "prefix": prefix}
         ours = (self._keys.shards, HASH, GROUP_RULE, self._keys.prefix)
         difference, remedy = pin_difference(found, dict(zip(found, ours, strict=True)))
-        if difference:
-            raise ConfigurationError(f"this schema is {difference}", hint=f"{remedy[0].upper()}{remedy[1:]}.")
+        renamed, back = renaming(self._settings.postgres_schema, named)
+        if difference or renamed:
+            told = renamed or f"this schema is {difference}"
+            mend = back or remedy
+            raise ConfigurationError(told, hint=f"{mend[0].upper()}{mend[1:]}.")
         if self._ask_redis is not None and self._fitted(cluster):
             await self._ask_redis(seconds)  # an operator may have given it this Postgres since
         self._check_pair(cluster)
