@@ -58,7 +58,7 @@ async def recorded(settings: Settings) -> list[Recorded]:
         newest = (by, at) if known is None or at >= known.changed_at else (known.changed_by, known.changed_at)
         found[name] = Recorded(
             namespace=name, locking=None if known is None else known.locking, history=history,
-            retention_s=age, retention_count=count, changed_by=newest[0],
+            retention_s=None if age is None else float(age), retention_count=count, changed_by=newest[0],
             changed_at=newest[1],
         )  # fmt: skip
     return [found[name] for name in sorted(found)]

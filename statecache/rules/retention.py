@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import NamedTuple
 
 from statecache.errors import UsageError
@@ -57,7 +58,7 @@ def checked_retention(
     return Retention(history=history or "full", max_age=retention, max_count=retention_count)
 
 
-def retention_of(history: str, age_s: float | None, count: int | None) -> Retention:
+def retention_of(history: str, age_s: float | Decimal | None, count: int | None) -> Retention:
     """Return a policy as Postgres gives it, where an age may be above all that is given here."""
-    age = None if age_s is None else timedelta(seconds=min(age_s, _AGE_MAX.total_seconds()))
+    age = None if age_s is None else timedelta(seconds=min(float(age_s), _AGE_MAX.total_seconds()))
     return Retention(history="latest" if history == "latest" else "full", max_age=age, max_count=count)

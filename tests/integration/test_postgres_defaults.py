@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -18,12 +19,14 @@ from statecache.core.postgres.connection import committed
 from statecache.core.postgres.migrate import migrate
 from statecache.core.postgres.vector_indexes import create
 from statecache.keys import KeySpace
+from statecache.rules.filters import Selection
+from statecache.rules.retention import retention_of
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, flush, flush_through, flushing, rows
 from tests.fixtures.servers import MakeSettings, Site, plain_client
 from tests.support.command_line import CommandLine
 from tests.support.polling import pause
-from tests.support.vectors import DIMS, found, near, need_pgvector, table
+from tests.support.vectors import DIMS, QUERY, found, near, need_pgvector, table
 
 KEY = "runs/réunion/Ωmega"
 DEFAULTS = {
@@ -153,6 +156,35 @@ async def test_policies_and_places_of_readers_are_read_and_kept_whatever_the_def
             async with cache.changes("runs/", consumer="billing", follow=False) as feed:
                 assert [one.key async for one in feed] == ["runs/1"]
             assert set(rows(psql, "SELECT made, waits FROM noted")) == {("retention", "on"), ("consumer", "on")}
+
+
+async def test_ages_and_distances_are_what_they_are_however_few_digits_a_float_has(
+    make_settings: MakeSettings, site: Site
+) -> None:
+    with _database(site) as (odd, url):
+        site.postgres.execute(f"ALTER ROLE {odd} SET extra_float_digits = -15".encode())
+        settings = make_settings(migrated=False, postgres_url=url)
+        await migrate(settings)
+        async with _world(settings) as (worker, cache, _, psql):
+            fetch = partial(cache._runtime.postgres.fetch, seconds=10)
+            kept: dict[str, Any] = {"name": "runs", "history": "full", "age": timedelta(seconds=14.5), "count": None}
+            ages = [(await fetch("declare_history", kept | {"by": "test"}))[0][1]]
+            ages.append((await fetch("history_policies", {}))[0][2])
+            taken = {"holder": "test", "lease": timedelta(minutes=1), "every": timedelta(0)}
+            ages.append((await fetch("prune_take", taken))[0][4])
+            done = {"name": "runs", "holder": "test", "key": "", "version": 0, "values": 0, "bytes": 0}
+            ages.append((await fetch("prune_keep", done | {"ended": True, "lease": taken["lease"]}))[0][1])
+            assert [retention_of("full", age, None).max_age for age in ages] == [kept["age"]] * 4
+            need_pgvector(psql)
+            await create(settings, "notes", member="vectors", dims=DIMS)
+            await _take_in(psql)
+            await cache.set_many({"notes/a": {"vectors": near(0.75)}, "notes/b": {"vectors": near(0.875)}})
+            await flush(worker)
+            await _take_in(psql, "notes/a", "notes/b")
+            asked = {"namespace": "notes", "vector": f"{{{','.join(map(str, QUERY))}}}", "waiting": 1, "limit": 2}
+            asked |= Selection(prefix="notes/").bounds()
+            _, farthest, _ = (await fetch("list_nearest", asked))[0][-3:]
+            assert float(farthest) == pytest.approx(0.25, abs=0.002)
 
 
 def _note_commits(psql: Psql, *tables: str) -> None:

@@ -119,7 +119,7 @@ class Nearest:
             sights = await self._listing.everything(held, overlay, seconds)
             found = await self._ranks(wanted, sights.values(), seconds, begun)
             last = found[wanted.limit - 1].score if len(found) >= wanted.limit else -2.0
-            if given < asked or asked >= _ASKED_MAX or last >= 1.0 - farthest + _ROUNDING:
+            if given < asked or asked >= _ASKED_MAX or last >= 1.0 - float(farthest) + _ROUNDING:
                 return found[: wanted.limit]
             asked *= _GROWTH
 

@@ -7,4 +7,4 @@ SET key = %(key)s, version = %(version)s, values = p.values + %(values)s, bytes 
 FROM {schema}.retention r
 WHERE p.name = %(name)s AND p.holder = %(holder)s AND r.name = p.name
       AND (r.history = 'latest' OR r.max_age IS NOT NULL OR r.max_count IS NOT NULL)
-RETURNING r.history, extract(epoch FROM r.max_age)::float8, r.max_count
+RETURNING r.history, extract(epoch FROM r.max_age), r.max_count

@@ -18,5 +18,5 @@ WITH due AS (
     WHERE p.held_until <= now()
     RETURNING p.name, p.key, p.version
 )
-SELECT t.name, t.key, t.version, r.history, extract(epoch FROM r.max_age)::float8, r.max_count
+SELECT t.name, t.key, t.version, r.history, extract(epoch FROM r.max_age), r.max_count
 FROM taken t JOIN {schema}.retention r ON r.name = t.name
