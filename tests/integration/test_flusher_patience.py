@@ -15,11 +15,13 @@ from redis.asyncio.connection import DefaultParser
 
 from statecache import Settings
 from statecache.errors import PostgresUnavailable
+from statecache.testing import servers
 from statecache_workers import runner
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through, flushed, rows, turn_until
 from tests.fixtures.servers import MakeSettings, plain_client
+from tests.support.command_line import CommandLine
 from tests.support.fault_proxy import FaultProxy
 from tests.support.full_pipe import FullPipe
 from tests.support.polling import pause
@@ -99,6 +101,28 @@ async def test_a_row_that_is_held_for_long_is_alarmed_with_who_holds_it(
         assert f"pid {stranger.info.backend_pid}" in told["reason"]
         worker.holdings[2].reason = ""
         assert worker.trouble == "shard 2: held", "before it is known by whom"
+
+
+async def test_a_row_that_a_prepared_transaction_holds_is_told_so(
+    log: Log, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"max_prepared_transactions": "1"}
+    with servers(workers=0, fsync=False, settings={"shards": "4"}, postgres_config=config) as started:
+        own = {"redis_url": started.redis_url, "postgres_url": started.postgres_url, "shards": 4}
+        settings = Settings.model_validate(own | {"lease_s": 0.3, "lease_renew_s": 0.05})
+        worker = Worker(settings)
+        try:
+            await flush(worker)
+            with _held(settings, 2) as stranger:
+                stranger.execute("PREPARE TRANSACTION 'held'")
+                await turn_until(worker, log, "row_held")
+                assert log.of("row_held")[0]["reason"].endswith("a prepared transaction: see pg_prepared_xacts")
+                cli = CommandLine(settings, monkeypatch, capsys)
+                attention = (await cli.beside("status", "--json")).json["attention"]
+                told = "shard 2 can be taken by no worker: a prepared transaction has locked the row in Postgres"
+                assert f"{told}: see pg_prepared_xacts" in attention
+        finally:
+            await worker.close()
 
 
 async def test_a_worker_leaves_although_somebody_holds_one_of_its_rows(

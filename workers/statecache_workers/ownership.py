@@ -157,9 +157,11 @@ def _shown(trouble: str) -> str:
 
 
 def _holder(
-    pid: int, user: str, name: str, state: str | None, wait: str | None, age: float | None, standbys: str
+    pid: int | None, user: str, name: str, state: str | None, wait: str | None, age: float | None, standbys: str
 ) -> str:
-    """Return in words which session holds a row, and what it waits for, as far as this role may see that."""
+    """Return in words which session, if one does, holds a row, and what it waits for, as far as this role may see."""
+    if pid is None:
+        return "a prepared transaction: see pg_prepared_xacts"
     who = f"pid {pid}, {user} with {name or 'no application_name'}"
     if state is None or age is None:
         return f"{who}, of which this role may see no more (pg_read_all_stats)"

@@ -119,10 +119,14 @@ def _held(held: Sequence[HeldRow]) -> Iterator[str]:
     others = [one for one in held if not (one.standbys and one.waits)]
     for pid in dict.fromkeys(one.pid for one in others):
         rows = [one for one in others if one.pid == pid]
+        taken = f"{_shards([one.shard for one in rows])} can be taken by no worker: "
+        if pid is None:
+            yield f"{taken}a prepared transaction has locked the row in Postgres: see pg_prepared_xacts"
+            continue
         who = f"{rows[0].user} with {rows[0].application or 'no application_name'}"
         yield (
-            f"{_shards([one.shard for one in rows])} can be taken by no worker: the row in Postgres is held by pid "
-            f"{pid} ({who}); {_unseen(rows[0])}let it end, or: SELECT pg_terminate_backend({pid})"
+            f"{taken}the row in Postgres is held by pid {pid} ({who}); {_unseen(rows[0])}let it end, "
+            f"or: SELECT pg_terminate_backend({pid})"
         )
 
 

@@ -85,12 +85,12 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldRow(msgspec.Struct, frozen=True):
-    """A shard's row that a session of Postgres holds, so that no worker can take the shard."""
+    """A shard's row that a session or a prepared transaction holds, so that no worker can take the shard."""
 
     shard: int
-    pid: int
-    user: str
-    application: str
+    pid: int | None
+    user: str | None
+    application: str | None
     standbys: str = ""
     """`synchronous_standby_names`: what a COMMIT waits for."""
     waits: bool | None = False

@@ -1,6 +1,6 @@
 -- Shows how things stand in Postgres, in one document; what could be many rows is counted no further than shown.
 -- Who holds a row is shown for shards whose lease has lapsed: nobody can take those; with it the synchronous standbys
--- that it may wait for, and whether it does, where this role may see that.
+-- that it may wait for, and whether it does, where this role may see that. A transaction that was prepared is in no session.
 SELECT jsonb_build_object(
     'version', current_setting('server_version'),
     'standby', pg_is_in_recovery(),
@@ -22,8 +22,8 @@ SELECT jsonb_build_object(
             ORDER BY s.shard), '[]')
             FROM {schema}.shard s
             JOIN pg_locks l ON l.locktype = 'transactionid' AND l.transactionid = s.xmax AND l.granted
-            JOIN pg_stat_activity a ON a.pid = l.pid
-            WHERE (s.owner IS NULL OR s.lease_until < now())
+            LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+            WHERE (l.pid IS NULL OR a.pid IS NOT NULL) AND (s.owner IS NULL OR s.lease_until < now())
                   AND coalesce(a.xact_start, '-infinity') < now() - interval '1 second'),
     'quarantined', (SELECT count(*) FROM (
             SELECT 1 FROM {schema}.quarantine WHERE sqlstate <> 'dropped' LIMIT %(most)s) q),
