@@ -73,6 +73,20 @@ async def test_what_an_epoch_began_without_is_not_read_before_a_worker_has_looke
     assert await client.get(EVICTED) is None
 
 
+async def test_an_opener_with_little_time_says_that_a_row_is_held_too(
+    make_client: MakeClient, settings: Settings, cache: AsyncStateCache, redis_raw: Any, psql: psycopg.Connection[Any]
+) -> None:
+    shard = Shard(settings, redis_raw, psql)
+    await cache.set(KEY, 1)
+    client = make_client(settings.model_copy(update={"timeout_s": 1.5}))
+    shard.move("a" * 40)
+    with psql.transaction():
+        psql.execute("SELECT FROM shard FOR UPDATE")
+        with pytest.raises(Unavailable, match="or hold its row in Postgres") as told:
+            await client.set(KEY, 2)
+    assert told.value.reason == "epoch"
+
+
 async def test_what_was_retired_of_a_branch_that_is_set_aside_is_waited_for_by_nobody(
     make_client: MakeClient, settings: Settings, worker: Worker, redis_raw: Any, psql: psycopg.Connection[Any]
 ) -> None:

@@ -321,7 +321,7 @@ class Attempt:
             }
             try:
                 rows = await self._calls.fetch("begin_epoch", parameters)
-            except (pg.LockNotAvailable, pg.DeadlockDetected, pg.SerializationFailure):
+            except (pg.LockNotAvailable, pg.DeadlockDetected, pg.SerializationFailure, pg.QueryCanceled):
                 continue
             if rows:
                 self._candidate.raised(server)
