@@ -1,7 +1,6 @@
 """The words of the product as values: positions, states, changes, change-sets, policies.
 
-Everything here is frozen, and nothing here performs I/O. Bytes are what is stored; a typed value exists only at the
-edge where a user hands one in or takes one out.
+Everything here is frozen, and nothing performs I/O. Bytes are what is stored; typed values exist at the user's edge.
 """
 
 from __future__ import annotations
@@ -256,9 +255,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The counters of a client's near cache since the client was made, and its contents.
 
-    `hits` and `misses` count local reads that were answered here, and those that were not; `invalidations` keys that
-    somebody wrote while they were here or on their way; `evictions` what was removed for lack of room. `bytes` is an
-    estimate. `trusted` says whether local reads are answered here at the moment; `untrusted_reason` why not, if known.
+    `hits` and `misses` are local reads that were answered here or not; `invalidations` keys that somebody wrote while
+    they were here or on their way; `evictions` what went for lack of room. `bytes` is an estimate. `trusted`: local
+    reads are answered here now; `untracked`: they lack a tracked connection; `untrusted_reason`: why, if known.
     """
 
     hits: int
@@ -269,6 +268,7 @@ class NearStatistics(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     trusted: bool
     untrusted_reason: str = ""
+    untracked: bool = False
 
 
 class UnknownCommit(msgspec.Struct, frozen=True, kw_only=True):

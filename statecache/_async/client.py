@@ -10,7 +10,7 @@ import msgspec
 from statecache._async.until_stopped import AsyncUntilStopped
 from statecache._async.verbs import AsyncVerbs
 from statecache._signals import SIGNALS
-from statecache.clock import boottime, monotonic
+from statecache.clock import monotonic
 from statecache.concurrency import TASKS
 from statecache.core.arguments import checked_policy, refuse_unknown
 from statecache.core.drain import checked_drain, leave
@@ -185,9 +185,7 @@ class AsyncStateCache(AsyncNamespace[Any]):
     @property
     def near(self) -> NearStatistics:
         """The near cache's counters and contents, and whether local reads are answered from it."""
-        return msgspec.structs.replace(
-            self._runtime.near.statistics(boottime()), untrusted_reason=self._runtime.tracked.untrusted_reason
-        )
+        return self._runtime.near_statistics()
 
     async def namespaces(self, *, timeout: float | None = None) -> list[str]:
         """Return the names of the namespaces that hold states, sorted; `timeout` bounds each exchange, in seconds."""

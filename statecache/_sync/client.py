@@ -12,7 +12,7 @@ import msgspec
 from statecache._signals import SIGNALS
 from statecache._sync.until_stopped import UntilStopped
 from statecache._sync.verbs import Verbs
-from statecache.clock import boottime, monotonic
+from statecache.clock import monotonic
 from statecache.concurrency import THREADS, run
 from statecache.core.arguments import checked_policy, refuse_unknown
 from statecache.core.drain import checked_drain, leave
@@ -187,9 +187,7 @@ class StateCache(Namespace[Any]):
     @property
     def near(self) -> NearStatistics:
         """The near cache's counters and contents, and whether local reads are answered from it."""
-        return msgspec.structs.replace(
-            self._runtime.near.statistics(boottime()), untrusted_reason=self._runtime.tracked.untrusted_reason
-        )
+        return self._runtime.near_statistics()
 
     def namespaces(self, *, timeout: float | None = None) -> list[str]:
         """Return the names of the namespaces that hold states, sorted; `timeout` bounds each exchange, in seconds."""

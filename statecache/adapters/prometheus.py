@@ -66,8 +66,8 @@ class _NearCaches(Collector):
             yield GaugeMetricFamily(
                 f"statecache_client_near_{name}", told, value=sum(getattr(one, name) for one in stand)
             )
-        untrusted = sum(not one.trusted for one in stand)
-        told = "Clients that read everything from the primary at the moment."
+        untrusted = sum(one.untracked for one in stand)
+        told = "Clients that read everything from the primary at the moment, for want of a tracked connection."
         yield GaugeMetricFamily("statecache_client_near_untrusted", told, value=untrusted)
 
 

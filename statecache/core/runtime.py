@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from weakref import finalize, ref
 
+from msgspec import structs
+
 from statecache._process import begins_anew_after_fork, mutex
+from statecache.clock import boottime
 from statecache.commit_protocol.in_flight import InFlight
 from statecache.commit_protocol.unknown_outcomes import UnknownOutcomes
 from statecache.concurrency import TASKS, Concurrency
@@ -48,7 +51,7 @@ from statecache.near import Near
 if TYPE_CHECKING:
     from statecache.core.pool import Pool
     from statecache.core.redis.connection import Dial
-    from statecache.model import Observer
+    from statecache.model import NearStatistics, Observer
     from statecache.settings import Settings
 
 
@@ -135,6 +138,13 @@ class Runtime:
         """Raise UsageError where another event loop has used the runtime."""
         self.redis.pool.check_place()
         self.postgres.pool.check_place()
+
+    def near_statistics(self) -> NearStatistics:
+        """Return what the near cache has counted, and whether local reads are answered from it."""
+        found, tracked = self.near.statistics(boottime()), self.tracked
+        return structs.replace(
+            found, untrusted_reason=tracked.untrusted_reason, untracked=tracked.wanted and not found.trusted
+        )
 
     async def close(self) -> None:
         """Give the leases back and close every connection; what is under way fails."""

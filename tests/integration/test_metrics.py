@@ -24,6 +24,8 @@ from statecache_workers.health import Pulse
 from statecache_workers.metrics import Exposition
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flush_through
+from tests.fixtures.servers import MakeClient
+from tests.support.local_reads import kept
 from tests.support.probing import ask, names, samples
 from tests.support.workers import WorkerProcess
 
@@ -246,6 +248,31 @@ async def test_bytes_streams_and_what_left_them_are_counted(
             await tidy.rest()
     assert _scraped(tidy)["statecache_states_marked_evictable_total"] == 6
     assert sum(redis_raw.xlen(agents.keys.changes(shard)) for shard in range(4)) == 0
+
+
+async def test_a_client_that_wants_no_tracked_connection_is_not_counted_as_lacking_one(
+    make_client: MakeClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = CollectorRegistry()
+    observer = PrometheusObserver(registry)
+
+    def untrusted() -> float:
+        return samples(generate_latest(registry).decode())["statecache_client_near_untrusted"]
+
+    one = make_client(settings.model_copy(update={"read": "local"}))
+    keeps_nothing = make_client(settings.model_copy(update={"read": "local", "near_bytes_max": 0}))
+    observer.watches(one)
+    observer.watches(keeps_nothing)
+    assert untrusted() == 0
+    await one.set("runs/1", 1)
+    assert await keeps_nothing.get("runs/1") is not None
+    assert untrusted() == 0
+    await kept(one, "runs/1")
+    assert untrusted() == 0
+    monkeypatch.setattr(one._runtime.near, "trusted", lambda now: False)
+    assert untrusted() == 1
+    await one.close()
+    assert untrusted() == 0
 
 
 @pytest.mark.parametrize("limit", [{"backlog_entries_max": 4}, {"backlog_bytes_max": 4 * (len("runs/1") + 3 + 200)}])

@@ -131,13 +131,18 @@ async def test_after_the_connection_is_cut_nothing_old_is_read(
         proxy.refusing = True
         proxy.cut_all()
         await until(lambda: line._link is not link)
-        assert not one.near.trusted
+        assert (one.near.trusted, one.near.untracked) == (False, True)
         assert one.near.entries == 0
         await other.set(KEY, 2)
         proxy.refusing = False
         await reads(one, 2)
         await kept(one)
-        assert one.near.untrusted_reason == ""
+        assert (one.near.untrusted_reason, one.near.untracked) == ("", False)
+        proxy.refusing = True
+        proxy.cut_all()
+        await until(lambda: one.near.untracked)
+        await one.close()
+        assert not one.near.untracked
 
 
 async def test_a_connection_that_has_gone_silent_is_believed_for_the_window_only(
@@ -219,6 +224,7 @@ async def test_a_server_that_tracks_nothing_is_told_of_once_and_every_read_is_th
         state = await one.get(KEY)
         assert state is not None
     assert one.near.hits == 0
+    assert one.near.untracked
     assert "track" in one.near.untrusted_reason
     assert len([1 for found in caplog.records if "nothing is read locally" in found.message]) == 1
 

@@ -319,11 +319,16 @@ async def test_the_near_caches_of_watched_clients_are_summed_up(fake: FakeDeploy
     for client in clients:
         observer.watches(client)
         await client.get("runs/42")
-        await client.close()
     found = samples(generate_latest(registry).decode())
     assert found["statecache_client_near_misses_total"] == 2
-    assert found["statecache_client_near_untrusted"] == 2
+    assert found["statecache_client_near_untrusted"] == 0
     assert found["statecache_client_near_entries"] == found["statecache_client_near_bytes"] == 0
+    for client in clients:
+        client._runtime.tracked.wanted = True
+    assert samples(generate_latest(registry).decode())["statecache_client_near_untrusted"] == 2
+    for client in clients:
+        await client.close()
+    assert samples(generate_latest(registry).decode())["statecache_client_near_untrusted"] == 0
 
 
 def test_a_second_observer_for_one_registry_is_refused_with_what_to_do() -> None:

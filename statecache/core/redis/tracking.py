@@ -95,7 +95,7 @@ class TrackedConnection:
         self._stopped, self._up = self._redis.io.signal(), self._redis.io.signal()
         self._server, self._is_behind = b"", False
         self._open: dict[int, int] = {}  # shards whose gate is known to be open on that server, with the epoch
-        self._not_before, self.untrusted_reason = 0.0, ""
+        self._not_before, self.untrusted_reason, self.wanted = 0.0, "", False  # wanted: reads have asked for it
 
     @property
     def reading(self) -> bool:
@@ -123,7 +123,7 @@ class TrackedConnection:
         with self._starting:
             running = self._background is not None and self._background.alive
             if not (running or self._closed) and self._redis.tracks and monotonic() >= self._not_before:
-                self._background = self._redis.io.background(self._live, name="statecache-near")
+                self._background, self.wanted = self._redis.io.background(self._live, name="statecache-near"), True
                 self._background.start()
 
     def _goes_on(self, background: Background) -> bool:
@@ -385,13 +385,13 @@ class TrackedConnection:
 
     def let_go(self) -> None:
         """End the background task or thread; it takes no lock, for a finalizer calls it."""
-        self._closed = True
+        self._closed, self.wanted = True, False
         let_go(self._background, self._link)
         self._stopped.set()
 
     async def close(self) -> None:
         """End the connection, and the trust in what is known."""
-        self._closed = True
+        self._closed, self.wanted = True, False
         self._near.drop()
         self._stopped.set()
         if self._link is not None:
