@@ -14,10 +14,12 @@ serves already. Labels are the verb and the outcome, never a key. docs/metrics.m
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import ref
 
 from statecache import ConfigurationError
+from statecache._process import begins_anew_after_fork, mutex
 
 try:
     from prometheus_client import REGISTRY, Counter, Histogram
@@ -31,42 +33,75 @@ except ModuleNotFoundError as missing:
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
-    from statecache import Operation
+    from statecache import NearStatistics, Operation
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """The bounds of the histogram: a commit takes some hundred microseconds, a wait for Postgres some ten milliseconds."""
+COUNTED = {
+    "hits": "Local reads that were answered in the process.",
+    "misses": "Local reads that were not.",
+    "invalidations": "States that somebody wrote while they were kept.",
+    "evictions": "States that went for room.",
+}
+"""What near caches count."""
 
 
 class _NearCaches(Collector):
-    """The near caches of the watched clients, summed up when the registry is read; their reads pay nothing for it."""
+    """The near caches of the watched clients, summed up when the registry is read; their reads pay nothing for it.
+
+    A client is watched until nobody holds it or a namespace of it. Its near cache is held here until what it counted is
+    added to the past: a counter never goes down. Whoever collects garbage only notes who is gone, for that may happen
+    anywhere.
+    """
 
     def __init__(self) -> None:
-        self.clients: WeakSet[Any] = WeakSet()
+        self._watched: dict[ref[Any], Any] = {}
+        self._gone: deque[ref[Any]] = deque()
+        self.begin_anew(mutex())
+        begins_anew_after_fork(self)
+
+    def begin_anew(self, mutex: AbstractContextManager[Any]) -> None:
+        """Forget what a parent's clients counted, as their near caches do."""
+        self._mutex = mutex
+        self._past = dict.fromkeys(COUNTED, 0)
+
+    def watch(self, runtime: Any) -> None:
+        """Count a client's near cache too; once, however often it is given."""
+        with self._mutex:
+            self._part()
+            self._watched.setdefault(ref(runtime, self._gone.append), runtime.near)
+
+    def _part(self) -> None:
+        """Add what those counted that are gone to the past."""
+        while self._gone:
+            stand = self._watched.pop(self._gone.popleft()).statistics(0.0)  # the moment matters to trust alone
+            for name in COUNTED:
+                self._past[name] += getattr(stand, name)
 
     def describe(self) -> Iterator[Metric]:
         """Yield the same metrics as `collect`: the registry takes their names from here."""
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics, summed over the clients that are still there."""
-        stand = [client.near for client in list(self.clients)]
-        for name, told in (
-            ("hits", "Local reads that were answered in the process."),
-            ("misses", "Local reads that were not."),
-            ("invalidations", "States that somebody wrote while they were kept."),
-            ("evictions", "States that went for room."),
-        ):
-            value = sum(getattr(one, name) for one in stand)
+        """Yield the metrics: counters of all that were ever watched, gauges of those that are still there."""
+        with self._mutex:
+            self._part()
+            past = dict(self._past)
+            stand: list[NearStatistics] = [near.statistics(0.0) for near in self._watched.values()]
+            runtimes = [runtime for one in self._watched if (runtime := one()) is not None]
+        for name, told in COUNTED.items():
+            value = past[name] + sum(getattr(one, name) for one in stand)
             yield CounterMetricFamily(f"statecache_client_near_{name}", told, value=value)
         for name, told in (("entries", "States kept in the process."), ("bytes", "About the memory that they take.")):
             yield GaugeMetricFamily(
                 f"statecache_client_near_{name}", told, value=sum(getattr(one, name) for one in stand)
             )
-        untrusted = sum(one.untracked for one in stand)
+        untrusted = sum(runtime.near_statistics().untracked for runtime in runtimes)
         told = "Clients that read everything from the primary at the moment, for want of a tracked connection."
         yield GaugeMetricFamily("statecache_client_near_untrusted", told, value=untrusted)
 
@@ -105,8 +140,8 @@ class PrometheusObserver:
         self._by_outcome: dict[tuple[str, str], Counter] = {}
 
     def watches(self, client: Any) -> None:
-        """Count the client's near cache too, for as long as the client lives."""
-        self._near.clients.add(client)
+        """Count the client's near cache too, for as long as the client or a namespace of it is held."""
+        self._near.watch(client._runtime)
 
     def ended(self, operation: Operation) -> None:
         """Count one call of a verb, and what was tried again inside of it."""

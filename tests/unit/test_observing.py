@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import logging
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -329,6 +331,36 @@ async def test_the_near_caches_of_watched_clients_are_summed_up(fake: FakeDeploy
     for client in clients:
         await client.close()
     assert samples(generate_latest(registry).decode())["statecache_client_near_untrusted"] == 0
+
+
+async def test_what_a_near_cache_counted_stays_counted_when_its_client_is_gone(fake: FakeDeployment) -> None:
+    registry = CollectorRegistry()
+    observer = PrometheusObserver(registry)
+
+    def found(name: str) -> float:
+        return samples(generate_latest(registry).decode())[f"statecache_client_near_{name}"]
+
+    kept = AsyncStateCache(settings=fake.settings, dial=fake.dial)
+    for _ in range(2):
+        client = AsyncStateCache(settings=fake.settings, dial=fake.dial)
+        for one in (client, client, kept):
+            observer.watches(one)
+        view = client.namespace("runs")
+        await view.get("42")
+        gone = weakref.ref(client._runtime)
+        await client.close()
+        client._runtime.near._evictions += 1
+        del client
+        gc.collect()
+        assert gone() is not None
+        del view
+        gc.collect()
+        assert gone() is None
+    await kept.get("runs/42")
+    await kept.close()
+    assert (found("misses_total"), found("evictions_total")) == (3, 2)
+    assert (found("misses_total"), found("evictions_total")) == (3, 2)
+    assert found("entries") == 0
 
 
 def test_a_second_observer_for_one_registry_is_refused_with_what_to_do() -> None:
