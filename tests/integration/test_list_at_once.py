@@ -179,6 +179,35 @@ async def test_what_changes_before_its_turn_among_the_newest_is_not_left_out(
     assert (found, pages) == ([(NAMES[1], 2), (NAMES[0], 1)], [0, 1])
 
 
+@pytest.mark.parametrize("what", ["set", "delete", "flushed", "both"])
+async def test_what_changes_before_its_value_is_read_is_given_as_it_is(
+    what: str, cache: AsyncStateCache, other: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """By age, where values are read of what is given."""
+    for name in NAMES:
+        await other.set(name, 1)
+    dirty = cache._runtime.listing._dirty
+    held = dirty.held
+
+    async def late(names: Any, seconds: float, *, values: bool) -> Any:
+        if values:
+            monkeypatch.setattr(dirty, "held", held)
+            if what == "delete":
+                await other.delete(NAMES[1])
+            elif what != "flushed":
+                await other.set(NAMES[1], 2)
+            if what in ("flushed", "both"):
+                await _forgotten(NAMES[1], worker, redis_raw, keys)
+        return await held(names, seconds, values=values)
+
+    monkeypatch.setattr(dirty, "held", late)
+    found = [(state.key, state.value) async for state in cache.list("runs/", order="newest")]
+    now = {"set": [(NAMES[1], 2)], "delete": [], "flushed": [(NAMES[1], 1)], "both": [(NAMES[1], 2)]}[what]
+    assert found == [(NAMES[3], 1), (NAMES[2], 1), *now, (NAMES[0], 1)]
+    assert dirty.held == held
+
+
 @pytest.mark.counts_seconds
 @pytest.mark.parametrize("order", ["key", "newest"])
 async def test_who_waits_for_postgres_and_then_for_redis_waits_for_both_in_its_time(

@@ -140,6 +140,32 @@ async def test_as_many_rows_are_read_as_the_limit_needs(
         assert not rows
 
 
+@pytest.mark.parametrize("where", [None, {"n": 1}])
+async def test_of_what_is_dirty_as_many_values_are_read_as_the_limit_needs(
+    where: Any, client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By age, where all that is dirty has to be looked at."""
+    await client.set_many({f"runs/{number:03d}": {"n": number % 2} for number in range(300)})
+    by_age = [state.key for state in await _states(client.list("runs/", order="oldest", where=where))]
+    valued, dirty = list[str](), client._runtime.listing._dirty
+    held = dirty.held
+
+    async def counted(keys: Any, seconds: float, *, values: bool) -> Any:
+        valued.extend(keys if values else ())
+        return await held(keys, seconds, values=values)
+
+    monkeypatch.setattr(dirty, "held", counted)
+    order: Any
+    for order in ("newest", "oldest"):
+        expected = by_age[:20] if order == "oldest" else by_age[-1:-21:-1]
+        found = await _states(client.list("runs/", order=order, limit=20, where=where))
+        assert [(state.key, state.value) for state in found] == [(key, {"n": int(key[-1]) % 2}) for key in expected]
+        assert len(valued) == len({*valued}) <= (20 if where is None else 100)
+        valued.clear()
+        assert len(await _states(client.list("runs/", order=order, limit=20, values=False))) == 20
+        assert not valued
+
+
 @pytest.fixture
 async def lazy(settings: Settings) -> AsyncIterator[AsyncStateCache]:
     """An asynchronous client, whose listings go on while it does something else."""

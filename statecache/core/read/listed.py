@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from statecache.model import Record
 from statecache.rules.filters import Filter, Selection
@@ -39,6 +40,11 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     def reads_values(self) -> bool:
         """Whether what Redis holds is read with its values, if only to compare them."""
         return self.values or bool(self.selection.filter)
+
+    @property
+    def light(self) -> Listed:
+        """The same without values, not even such as are compared."""
+        return replace(self, values=False, selection=replace(self.selection, filter=Filter()))
 
 
 class Sight(msgspec.Struct, frozen=True):

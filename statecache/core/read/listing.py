@@ -19,7 +19,9 @@ does not show.
 Bounds, order and what values must hold are pushed into Postgres, and hold alike for what is dirty: a state that is both
 is what the newer of the two says. Of Postgres and of the dirty states as much is read as the limit needs. By key, dirty
 states are read so many at a time, in order, and Postgres as far as these reach; then both again from there. By age, all
-of them are, for nothing tells which is newest before it is read.
+of them are, for nothing tells which is newest before it is read, but without their values: these are read of what is
+given, so many at a time, when its turn has come. A state that has changed by then is given as it is, and one that has
+left Redis is read by itself.
 
 What Postgres holds of a state whose newest change is in quarantine is only that there is such a change. Redis is asked
 for such a state, and may hold it for a while; once it does not, the record says `quarantined`, as a reader would see.
@@ -29,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -265,30 +268,48 @@ class Listing:
         """
         wanted, until = listed.limit, monotonic() + seconds
         first, looked = await self._at_once(listed, shards, wanted, until)
-        overlay = await self._dirty.overlay(listed, shards, _left(until), looked=looked)
+        overlay = await self._dirty.overlay(listed.light, shards, _left(until), looked=looked)
         given = set[str]()
         while True:
             if first is None or not overlay.follows(first[1]):
                 first = await self._page(listed, shards, wanted, _left(until))
             (rows, watermarks), first = first, None
             if overlay.lacking(watermarks):
-                overlay = await self._dirty.overlay(listed, shards, _left(until), watermarks)
+                overlay = await self._dirty.overlay(listed.light, shards, _left(until), watermarks)
                 continue
             sights = await self._overlaid(rows, overlay.records, seconds, values=listed.reads_values)
             found = {key: Sight(record) for key, record in overlay.records.items()} | sights
             end = (text_of(rows[-1][_UPDATED_AT]), rows[-1][0]) if wanted is not None and len(rows) == wanted else None
-            for age, sight in sorted(
-                ((_age(one), one) for one in found.values()), key=itemgetter(0), reverse=listed.down
-            ):
-                if end is not None and _is_behind(age, end, down=listed.down):
-                    break
-                if sight.record.key not in given:
-                    given.add(sight.record.key)
-                    yield sight
+            ages = sorted(((_age(one), one) for one in found.values()), key=itemgetter(0), reverse=listed.down)
+            certain = [one for age, one in ages if end is None or not _is_behind(age, end, down=listed.down)]
+            fresh = [one for one in certain if one.record.key not in given]
+            async for sight in self._valued(fresh, overlay.records, listed, seconds):
+                given.add(sight.record.key)
+                yield sight
             if end is None or wanted is None:
                 return
             wanted *= 2
             until = monotonic() + seconds
+
+    async def _valued(
+        self, sights: Sequence[Sight], light: Mapping[str, Record], listed: Listed, seconds: float
+    ) -> AsyncIterator[Sight]:
+        """Yield the sights; values are read of those whose records are `light`, as many as are wanted, then more."""
+        page = _DIRTY_MIN if listed.limit is None else min(_DIRTY_MIN, max(listed.limit, _PAGE_MIN))
+        wanted = {
+            one.record.key for one in sights if one.record.exists and one.record is light.get(one.record.key)
+        } if listed.reads_values else set[str]()  # fmt: skip
+        waiting = (one.record.key for one in sights if one.record.key in wanted)
+        read = dict[str, Record | None]()
+        for sight in sights:
+            if (key := sight.record.key) not in wanted:
+                yield sight
+                continue
+            if key not in read:
+                some = [*islice(waiting, page)]
+                held, _ = await self._dirty.held(some, seconds, values=True)
+                read, page = {one: held.get(one) for one in some}, min(page * 4, _DIRTY_MIN)
+            yield Sight(read.pop(key) or await self._reader.primary(key, end=monotonic() + seconds))
 
     async def _page(
         self, listed: Listed, shards: Sequence[int], most: int | None, seconds: float, *, beside: Beside | None = None
