@@ -16,6 +16,7 @@ from statecache import (
 )
 from statecache.clock import monotonic
 from statecache.core.lock import leases
+from statecache.core.redis.connection import Link
 from statecache.rules import leases as rules
 from statecache.rules.leases import call_of
 from tests.fixtures.faults import through
@@ -180,6 +181,28 @@ async def test_a_waiter_that_is_cancelled_leaves_the_queue(cache: AsyncStateCach
         waiting[1].cancel()
         await place.until_waiting(2)
     assert [token.count for token in await asyncio.gather(waiting[0], waiting[2])] in ([2, 3], [3, 2])
+
+
+async def test_waiters_that_are_cancelled_at_one_moment_leave_the_queue_in_one_exchange(
+    cache: AsyncStateCache, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than the pool has connections."""
+    run, sent = Link.run, list[int]()
+
+    async def counted(link: Link, commands: Any, **more: Any) -> Any:
+        if withdrawals := sum("withdraw" in one for one in commands):
+            sent.append(withdrawals)
+        return await run(link, commands, **more)
+
+    async with cache.lock(KEY, ttl=600):
+        waiting = [asyncio.create_task(entered(cache)) for _ in range(40)]
+        await place.until_waiting(40)
+        monkeypatch.setattr(Link, "run", counted)
+        for one in waiting:
+            one.cancel()
+        await asyncio.wait(waiting)
+        await place.until_waiting(0)
+    assert sent == [40]
 
 
 async def test_a_waiter_that_is_cancelled_as_it_is_called_passes_the_call_on(

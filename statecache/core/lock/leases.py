@@ -23,6 +23,7 @@ from redis.exceptions import ResponseError
 
 from statecache import _process
 from statecache.clock import boottime, monotonic
+from statecache.core.lock.batches import InBatches
 from statecache.core.lock.requests import WITHDRAW_S, LeaseRequests, LeaseScript, OneByOne, request_names
 from statecache.errors import LockTimeout, StateCacheError, UsageError
 from statecache.lua import parts_of
@@ -66,7 +67,8 @@ class Leases:
         self._redis = redis
         self._opener = opener
         self._spelled = LeaseScript(settings, keys, opener.epochs)
-        self._requests = LeaseRequests(keys, redis, opener, OneByOne(self._spelled, redis, settings.timeout_s))
+        alone, together = (how(self._spelled, redis, settings.timeout_s) for how in (OneByOne, InBatches))
+        self._requests = LeaseRequests(keys, redis, opener, alone, together)
         self._events = events
         self._closed = False
         self._links: set[Link] = set()

@@ -1,6 +1,7 @@
 """Asking the lease script: every request is repeated until it is answered, and a repeat answers as the first did.
 
-How one attempt is sent is an `Exchange`: alone, or in a batch with those of others (`step.claim_batches`).
+How one attempt is sent is an `Exchange`: alone, or in a batch with those of others (`lock.batches`). So
+are withdrawals always: of many that give up at one moment each would wait for a connection until its time is over.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _GRACE_S = 5.0
 """How long beyond an attempt's own time a withdrawal is remembered, in seconds."""
 WITHDRAW_S = 1.0
 """How long giving back may take for a caller who gave up, or closes, in seconds; what is left ends by itself."""
+_UNAWAITED_S = PLACE_S / 2
+"""How long a withdrawal may take that nobody waits for, in seconds: where many are sent at once, others come first."""
 _OF_A_TOKEN = ("renew", "break")
 _LIMITS = f"{PLACE_S * 1000:.0f} {COMING_S * 1000:.0f} {WAITERS_MAX}"
 
@@ -125,11 +128,14 @@ def request_names() -> Iterator[str]:
 class LeaseRequests:
     """The requests of one client to the lease script."""
 
-    def __init__(self, keys: KeySpace, redis: RedisTier, opener: Opener, exchange: Exchange) -> None:
+    def __init__(
+        self, keys: KeySpace, redis: RedisTier, opener: Opener, exchange: Exchange, withdrawals: Exchange
+    ) -> None:
         self._keys = keys
         self._redis = redis
         self._opener = opener
         self._exchange = exchange
+        self._withdrawals = withdrawals
 
     async def ask(self, verb: str, holding: Holding, *, end: float) -> Answer:
         """Run the script until it answers; repeating is safe, for the request's name tells it what was done before.
@@ -137,11 +143,12 @@ class LeaseRequests:
         An attempt that the end cut off raises what the one before met.
         """
         backoff, repeated = Backoff(0.005, 0.25), False
+        exchange = self._withdrawals if verb == "withdraw" else self._exchange
         refused: StateCacheError | None = None
         while True:
             started = boottime()
             try:
-                reply = await self._exchange.send(verb, holding, max(end - monotonic(), 0.001))
+                reply = await exchange.send(verb, holding, max(end - monotonic(), 0.001))
             except ResponseError as error:
                 refused = refusal(error, self._keys.leases(holding.shard))
                 if code_of(error) not in AGAIN or backoff.outlasts(end):
@@ -182,5 +189,5 @@ class LeaseRequests:
     async def withdraw(self, holding: Holding) -> bool:
         """Take back what a request left, or may yet leave: a lease that nobody uses, a place in a queue."""
         with suppress(StateCacheError):
-            return (await self.ask("withdraw", holding, end=monotonic() + WITHDRAW_S)).verdict == "OK"
+            return (await self.ask("withdraw", holding, end=monotonic() + _UNAWAITED_S)).verdict == "OK"
         return False

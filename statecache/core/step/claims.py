@@ -30,8 +30,8 @@ from redis.exceptions import ResponseError
 
 from statecache._process import begins_anew_after_fork, mutex
 from statecache.clock import boottime, monotonic
+from statecache.core.lock.batches import InBatches
 from statecache.core.lock.requests import LeaseRequests, LeaseScript, request_names
-from statecache.core.step.claim_batches import ClaimBatches
 from statecache.errors import StateCacheError
 from statecache.lua import parts_of
 from statecache.rules.leases import Holding, Holdings
@@ -68,7 +68,8 @@ class Claims:
         self._keys = keys
         self._redis = redis
         self._spelled = LeaseScript(settings, keys, opener.epochs)
-        self._requests = LeaseRequests(keys, redis, opener, ClaimBatches(self._spelled, redis, settings.timeout_s))
+        batches = InBatches(self._spelled, redis, settings.timeout_s)
+        self._requests = LeaseRequests(keys, redis, opener, batches, batches)
         self._closing = False
         self._links: set[Link] = set()
         self._inherited: list[Link] = []

@@ -1,4 +1,6 @@
-"""Requests for claims in batches: many agents that wait for Postgres go on at the same moment."""
+"""Requests to the lease script in batches: those for claims, as many agents that wait for Postgres go on at the same
+moment; and withdrawals, as many that wait for one lock are cancelled at once.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _WEIGHT = 1024
 _GONE = RedisUnavailable("timeout", detail="whoever asked waits no more")
 
 
-class ClaimBatches:
+class InBatches:
     """An exchange for all who ask at once."""
 
     def __init__(self, spelled: LeaseScript, redis: RedisTier, timeout_s: float) -> None:
