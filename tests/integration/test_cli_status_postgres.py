@@ -101,6 +101,7 @@ async def test_a_postgres_that_is_behind_redis_is_asked_whether_it_is_the_primar
     await flush(worker)
     psql.execute("UPDATE shard SET flushed = 0 WHERE shard < 2")
     psql.execute("UPDATE shard SET epoch = 0 WHERE shard = 2")
+    psql.execute("DELETE FROM change; DELETE FROM state; DELETE FROM epoch WHERE shard = 2")
     psql.execute("UPDATE shard SET lease_until = now() - interval '1 second' WHERE shard = 1")
     told = (await cli.beside("status", "--json")).json["attention"]
     assert told[:2] == [

@@ -190,6 +190,7 @@ async def test_a_branch_that_began_with_anothers_value_is_read_from_there(
         entries=0, bytes=0, changes=(change,),
     )  # fmt: skip
     digest = sha256(value).digest()
+    psql.execute("UPDATE shard SET flushed = %s", (n,))
     columns = "key, version, change_id, parent_change_id, epoch, op, encoding, schema, writer, shard, n"
     root = "'runs/b', 1, %s, '', 1, 'set', 'json', '', 'w', %s, %s"
     psql.execute(
@@ -273,6 +274,7 @@ async def test_a_change_in_another_shard_than_its_key_is_named(
 ) -> None:
     await conversation(cache, "runs/1", times=3)
     await flush(worker)
+    psql.execute("UPDATE shard SET flushed = 100")
     psql.execute(f"UPDATE change SET shard = {shard} {ROW} 2".encode())
     assert told((await verify(settings))[1]) == {("runs/1", 2, "shard")}
 

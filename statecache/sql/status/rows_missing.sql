@@ -1,4 +1,5 @@
--- Gives the tables whose rows a restore left out: others have rows that never stand without them.
+-- Gives the tables whose rows a restore left out: others have rows that never stand without them. A change above its
+-- shard's watermark, or an epoch above the row's, was written with another row.
 SELECT 'the rows of state' WHERE EXISTS (SELECT FROM {schema}.change) AND NOT EXISTS (SELECT FROM {schema}.state)
 UNION ALL
 SELECT 'the rows of change' WHERE EXISTS (SELECT FROM {schema}.state WHERE op <> 'quarantined')
@@ -12,3 +13,8 @@ WHERE EXISTS (SELECT FROM {schema}.shard s WHERE flushed > 0 AND s.shard NOT IN 
                   SELECT shard FROM {schema}.lost UNION ALL SELECT shard FROM {schema}.conflict
                   UNION ALL SELECT shard FROM {schema}.quarantine))
       AND NOT EXISTS (SELECT FROM {schema}.change) AND NOT EXISTS (SELECT FROM {schema}.state)
+UNION ALL
+SELECT 'the rows of shard that belong to those of change and epoch'
+WHERE EXISTS (SELECT FROM {schema}.shard s WHERE CASE WHEN to_regclass('{schema}.change_position') IS NOT NULL
+                     THEN (SELECT max(c.n) FROM {schema}.change c WHERE c.shard = s.shard) > s.flushed ELSE false END
+                OR (SELECT max(e.epoch) FROM {schema}.epoch e WHERE e.shard = s.shard) > s.epoch)
