@@ -8,7 +8,6 @@ from asyncio import to_thread
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import count
 from typing import Annotated, Any, ClassVar, TypedDict
 
 import psycopg
@@ -16,7 +15,6 @@ import pytest
 from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres import PostgresSaver
-from langgraph.checkpoint.serde.base import CipherProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import START, StateGraph
@@ -27,7 +25,7 @@ from statecache.adapters.langgraph import StateCacheSaver, importing
 from statecache_workers.worker import Worker
 from tests.support.command_line import CommandLine
 from tests.support.histories import Psql, let_go
-from tests.support.langgraph_imports import all_told, play, put_in, redis_of_documents, redis_saver
+from tests.support.langgraph_imports import Numbered, all_told, play, put_in, redis_of_documents, redis_saver
 from tests.support.langgraph_stories import METADATA, builder, checkpoint, config
 from tests.support.vendor_schemas import vendor_schema
 
@@ -172,21 +170,6 @@ def test_an_interrupt_that_ends_the_import_at_once_is_the_same(
         interrupting()
         with pytest.raises(KeyboardInterrupt):
             importing.import_checkpoints(configs, theirs, ours, progress=lambda _: Said("hello"))
-
-
-class Numbered(CipherProtocol):
-    """A cipher as AES with a nonce: what it makes of one text is another one each time."""
-
-    def __init__(self) -> None:
-        self._numbers = count()
-
-    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
-        """Put a number before the text turned round."""
-        return "numbered", next(self._numbers).to_bytes(8) + plaintext[::-1]
-
-    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
-        """Turn the text round again."""
-        return ciphertext[8:][::-1]
 
 
 def test_what_is_encrypted_here_is_there_already_for_the_next_import(settings: Settings) -> None:

@@ -5,15 +5,32 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import fakeredis
 import pytest
 from langgraph.checkpoint.redis import RedisSaver
 from langgraph.checkpoint.redis.key_registry import SyncCheckpointKeyRegistry
+from langgraph.checkpoint.serde.base import CipherProtocol
 from langgraph.types import Command
 
 from tests.support.langgraph_stories import builder, config
+
+
+class Numbered(CipherProtocol):
+    """A cipher as AES with a nonce: what it makes of one text is another one each time."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        """Put a number before the text turned round."""
+        return "numbered", next(self._numbers).to_bytes(8) + plaintext[::-1]
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        """Turn the text round again."""
+        return ciphertext[8:][::-1]
 
 
 def all_told(saver: Any, thread: str) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -12,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from ormsgpack import Ext, packb
 
 from statecache import LimitExceeded
 from statecache.adapters.langgraph.documents import in_order, merged
+from statecache.adapters.langgraph.stored import AsStored, comparable, stored
 from statecache.adapters.langgraph.values import (
     PIECE_BYTES_MAX,
     VALUE_BYTES_MAX,
@@ -70,6 +73,38 @@ def test_a_value_comes_back_from_its_form(value: object) -> None:
     back = SERDE.load(packed_of(stored))
     assert (back, type(back)) == (value, type(value))
     assert ("value" in form) is is_plain(value)
+
+
+@pytest.mark.parametrize(
+    "value", [3, None, [1, {"a": None}], {1: 2}, b"\0", 2**63, {"a": {1}}, [UUID(int=1)], math.nan]
+)
+def test_what_another_saver_has_stored_is_given_as_plain_data_or_as_its_bytes(value: object) -> None:
+    packed = Packed(*JsonPlusSerializer().dumps_typed(value))
+    given_as = AsStored().loads_typed(packed)
+    assert given_as == (value if is_plain(value) else packed)
+    assert SERDE.pack(given_as) == SERDE.pack(value)
+
+
+def test_json_of_early_releases_is_plain_unless_it_names_a_class() -> None:
+    assert stored(Packed("json", b'{"a":[1]}')) == {"a": [1]}
+    named = Packed("json", b'[{"lc":2,"type":"constructor","id":["shop","Order"],"kwargs":{}}]')
+    assert stored(named) is named
+
+
+def test_values_of_early_releases_are_one_list_whatever_they_are() -> None:
+    values = [{"a": 1}, UUID(int=1), b"\0", None, *range(20), {1: {2}}, bytearray(b"1")]
+    parts = [AsStored().loads_typed(JsonPlusSerializer().dumps_typed(one)) for one in values]
+    assert JsonPlusSerializer().loads_typed(AsStored().dumps_typed(parts)) == [*values[:-1], b"1"]
+    assert JsonPlusSerializer().loads_typed(AsStored().dumps_typed([])) == []
+
+
+def test_sets_compare_in_any_order_and_objects_by_their_classes_and_parts() -> None:
+    def packed(name: str, *parts: Any) -> Packed:
+        return Packed("msgpack", packb({"a": Ext(0, packb(("builtins", name, parts)))}))
+
+    assert comparable(packed("set", "b", "a")) == comparable(packed("set", "a", "b"))
+    assert comparable(packed("list", "b", "a")) != comparable(packed("list", "a", "b"))
+    assert comparable(packed("set", "a")) != comparable(packed("frozenset", "a"))
 
 
 def test_nothing_is_plain_under_a_serializer_that_encrypts() -> None:

@@ -6,6 +6,8 @@ made again later, puts what is missing; the latest checkpoint of a thread never 
 that were replaced there since, as by the next question of a node that asks several, are replaced here. Of a thread that
 was gone on with here, answered, rolled back or deleted nothing more is put. A thread of which something is left alone
 is named, and one that cannot be taken in, and those after it are taken in.
+
+Values of the agent's own classes are taken in as the bytes that they are stored as, which needs no such class here.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from statecache.adapters.langgraph.interrupts import Interrupts
 from statecache.adapters.langgraph.left_alone import Importing, LeftAlone, Source, ThreadAsFound
 from statecache.adapters.langgraph.names import Place
 from statecache.adapters.langgraph.saver import StateCacheSaver
+from statecache.adapters.langgraph.stored import AsStored, comparable, repacked, unpacked
+from statecache.adapters.langgraph.values import Packed, Serde
 from statecache.adapters.plans import Plan, call, level
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from statecache import State
+    from statecache.adapters.langgraph.reading import PackedWrites
 
 _NEXT = """
 SELECT thread_id, checkpoint_ns, checkpoint_id FROM checkpoints
@@ -120,16 +125,16 @@ def _taken_in(
         found = source.get_tuple(config)
         if found is None:
             continue
-        there = target._clients.run(target._get_without_values(found.config))
+        there = target._clients.run(target._get_writes(found.config))
         interrupts.raise_again()
-        if there is not None and not _written(found, serde) - _written(there, serde):
+        if there is not None and not _written(found.pending_writes, serde) - _written_here(there, serde):
             yield "same"
-        elif here.leaves_alone(found.config, is_there=there is not None) or not (
-            dry_run or _is_put(found, source, importing, here, is_there=there is not None)
-        ):
-            yield "kept"
-        else:
-            yield "written"
+            continue
+        is_left = here.leaves_alone(found.config, is_there=there is not None)
+        if not is_left:
+            found = _repacked(found, serde)
+            is_left = not dry_run and not _is_put(found, source, importing, here, is_there=there is not None)
+        yield "kept" if is_left else "written"
 
 
 class PostgresCheckpoints:
@@ -171,6 +176,7 @@ def postgres_checkpoints(url: str) -> Iterator[tuple[PostgresCheckpoints, Iterat
         ) from error
     try:
         with PostgresSaver.from_conn_string(url) as saver, psycopg.connect(url, autocommit=True) as rows:
+            saver.serde = AsStored()
             found = PostgresCheckpoints(saver, rows)
             yield found, found.configs()
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as error:
@@ -224,6 +230,17 @@ def _put(found: CheckpointTuple, source: Source, target: StateCacheSaver, *, is_
         )
 
 
+def _repacked(found: CheckpointTuple, serde: SerializerProtocol) -> CheckpointTuple:
+    """Return a checkpoint with what stands in it as LangGraph's serializer has packed it, as the target's does."""
+    values = {name: _own(value, serde) for name, value in found.checkpoint["channel_values"].items()}
+    writes = [(task_id, channel, _own(value, serde)) for task_id, channel, value in found.pending_writes or ()]
+    return found._replace(checkpoint=found.checkpoint | {"channel_values": values}, pending_writes=writes)
+
+
+def _own(value: Any, serde: SerializerProtocol) -> Any:
+    return repacked(value, serde) if isinstance(value, Packed) else value
+
+
 def _proven(thread_id: str) -> Plan[None]:
     """Wait until Postgres holds all of a thread, where what is written counts once it does."""
     if (yield from level()) == "postgres":
@@ -239,18 +256,24 @@ def _task_paths(source: Source, config: RunnableConfig, tasks: Iterable[str]) ->
     return ranks | source.task_paths(config) if ranks and isinstance(source, NamesPaths) else ranks
 
 
-def _written(one: CheckpointTuple, serde: SerializerProtocol) -> Counter[tuple[str, str, str, bytes]]:
-    """Return what tasks have written at a checkpoint, as bytes, which compare whatever it is.
+def _written(
+    writes: Iterable[tuple[str, str, Any]] | None, serde: SerializerProtocol
+) -> Counter[tuple[str, str, tuple[str, str | bytes]]]:
+    """Return what tasks have written at a checkpoint, in a form that compares whatever it is.
 
-    They are taken before they are encrypted: that gives others each time.
+    It is taken before it is encrypted: that gives others each time.
     """
     if isinstance(serde, EncryptedSerializer):
         serde = serde.serde
-    return Counter(
-        (task_id, channel, *serde.dumps_typed(value)) for task_id, channel, value in one.pending_writes or ()
-    )
+    pack = Serde(serde).pack
+    return Counter((task_id, channel, comparable(pack(_own(value, serde)))) for task_id, channel, value in writes or ())
 
 
-def _has_more(one: CheckpointTuple, other: CheckpointTuple | None, serde: SerializerProtocol) -> bool:
-    """Return whether tasks have written at a checkpoint what they have not at another one."""
-    return bool(_written(one, serde) - _written(other, serde) if other is not None else one.pending_writes)
+def _written_here(writes: PackedWrites, serde: SerializerProtocol) -> Counter[tuple[str, str, tuple[str, str | bytes]]]:
+    """Return the same of what states hold."""
+    return _written(((task_id, channel, unpacked(one, serde)) for task_id, channel, one in writes), serde)
+
+
+def _has_more(here: PackedWrites, there: CheckpointTuple | None, serde: SerializerProtocol) -> bool:
+    """Return whether tasks have written at a checkpoint here what they have not at the source's."""
+    return bool(_written_here(here, serde) - _written(there.pending_writes if there else (), serde))

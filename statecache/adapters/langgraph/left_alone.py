@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from statecache import Change, Durability
     from statecache.adapters.clients import Clients
+    from statecache.adapters.langgraph.reading import PackedWrites
     from statecache.adapters.langgraph.saver import StateCacheSaver
 
 T = TypeVar("T")
@@ -244,7 +245,7 @@ class ThreadAsFound:
 
     def __init__(
         self, thread_id: str, target: StateCacheSaver, importing: Importing, source: Source,
-        has_more: Callable[[CheckpointTuple, CheckpointTuple | None], bool],
+        has_more: Callable[[PackedWrites, CheckpointTuple | None], bool],
     ) -> None:  # fmt: skip
         self._root = Place(thread_id)
         self._target, self._importing, self._source, self._has_more = target, importing, source, has_more
@@ -293,7 +294,7 @@ class ThreadAsFound:
         if not states or self._are_as_imported(states):
             return False
         config = config_of(place, checkpoint_id)
-        here = self._target._clients.run(self._target._get_without_values(config))
+        here = self._target._clients.run(self._target._get_writes(config))
         if here is not None and self._has_more(here, self._source.get_tuple(config)):
             return True
         self._importing.may_be_replaced(states)

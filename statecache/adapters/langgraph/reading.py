@@ -20,6 +20,7 @@ from statecache.adapters.langgraph.documents import (
     tuple_of,
 )
 from statecache.adapters.langgraph.pieces import packed_values
+from statecache.adapters.langgraph.values import packed_of
 from statecache.adapters.langgraph.writing import all_writes, elsewhere
 from statecache.adapters.plans import Plan, call
 
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
     from statecache.adapters.langgraph.names import Place
     from statecache.adapters.langgraph.pieces import Pieces
     from statecache.adapters.langgraph.recent import Recent
-    from statecache.adapters.langgraph.values import Serde
+    from statecache.adapters.langgraph.values import Packed, Serde
 
 _Along = dict[str, "State[Any] | None"]
 """States of channels by name, as they were read in one exchange with a checkpoint."""
+PackedWrites = list[tuple[str, str, "Packed"]]
+"""What tasks have written: the task, the channel and the value."""
 _ANEW_MAX = 3
 """How often the head is read again where it names another checkpoint by then, or that has gone meanwhile."""
 
@@ -79,10 +82,12 @@ def _names_one(head: State[Any] | None) -> bool:
     return head is not None and bool(own(head)["checkpoint_id"])
 
 
-def without_values(place: Place, checkpoint_id: str, serde: Serde) -> Plan[CheckpointTuple | None]:
-    """Return a checkpoint with its pending writes, and without the values of its channels, be these there or not."""
+def packed_writes(place: Place, checkpoint_id: str) -> Plan[PackedWrites | None]:
+    """Return the tasks, channels and values of a checkpoint's pending writes; None where there is no checkpoint."""
     document = yield from document_of(place, checkpoint_id)
-    return None if document is None else tuple_of(document, {}, (yield from writes_of(document)), serde)
+    if document is None:
+        return None
+    return [(one["task_id"], one["channel"], packed_of(one)) for one in (yield from writes_of(document))]
 
 
 def loaded(

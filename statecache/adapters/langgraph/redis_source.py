@@ -5,8 +5,10 @@
     checkpoint_write:THREAD:NS:ID:TASK:IDX   {"task_id", "task_path", "idx", "channel", "type", "blob"}
 
 The names of all checkpoints are read first and put in order, then one checkpoint after the other. The vendor's saver
-decodes the values; it is not asked for checkpoints, for of one that is named it gives no pending writes. Nothing is
-written there, and no search index is needed.
+decodes the values that it keeps as JSON, which no other serializer knows; it is not asked for checkpoints, for of one
+that is named it gives no pending writes. In that JSON objects are named by their classes. One whose class this process
+cannot import would come back as the dictionary that names it, so its thread is refused. Nothing is written there, and
+no search index is needed.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from langgraph.checkpoint.base import CheckpointTuple, get_checkpoint_id
 from redis import exceptions
 
 from statecache import ConfigurationError, RedisUnavailable, UsageError
+from statecache.adapters.langgraph.stored import AsStored
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
@@ -34,6 +37,8 @@ _NOTHING = {"__empty__", "00000000-0000-0000-0000-000000000000"}
 """What stands for an empty text, which a search index could not hold."""
 _ADDED = {"type", "pending_sends"}
 """What the saver adds to a checkpoint: its serializer's word for it, and a list that is always empty."""
+_OWN_OBJECT = 2
+"""What marks an object in JSON that is not of LangChain."""
 _KEYS_PER_READ = 200
 _SPECIAL = re.compile(r"[][*?\\]")
 """What means more than itself in a pattern of keys."""
@@ -89,6 +94,7 @@ class RedisCheckpoints:
                 "this Redis holds checkpoints of an early release of LangGraph's Redis saver, with values beside them",
                 hint="Have langgraph-checkpoint-redis 0.1 or later put them again: its `put` keeps both together.",
             )
+        self._refuse_unknown(checkpoint["channel_values"])
         values = self._saver._deserialize_channel_values(checkpoint["channel_values"])
         core = {name: part for name, part in checkpoint.items() if name not in _ADDED}
         return CheckpointTuple(
@@ -97,7 +103,7 @@ class RedisCheckpoints:
             metadata=cast("CheckpointMetadata", _json(document["metadata"])),
             parent_config=name._replace(checkpoint_id=parent_id).config if parent_id else None,
             pending_writes=[
-                (one["task_id"], one["channel"], self._saver.serde.loads_typed((one["type"], b64decode(one["blob"]))))
+                (one["task_id"], one["channel"], self._value(one["type"], b64decode(one["blob"])))
                 for one in sorted(
                     (found for found in self._documents(self._writes.get(name, ())) if found is not None),
                     key=lambda one: (one.get("task_path", ""), one["task_id"], one["idx"]),
@@ -111,6 +117,31 @@ class RedisCheckpoints:
         name = Name(configurable["thread_id"], configurable["checkpoint_ns"], get_checkpoint_id(config) or "")
         found = self._read(self._writes.get(name, ()), "$.task_id", "$.task_path")
         return {one["$.task_id"][0]: one["$.task_path"][0] for one in found if one and one["$.task_path"]}
+
+    def _value(self, kind: str, data: bytes) -> Any:
+        """Return what a task has written: JSON decoded, anything else as it is stored."""
+        if kind != "json":
+            return AsStored().loads_typed((kind, data))
+        self._refuse_unknown(msgspec.json.decode(data))
+        return self._saver.serde.loads_typed((kind, data))
+
+    def _refuse_unknown(self, part: Any) -> None:
+        """Raise UsageError where an object stands in JSON whose class cannot be imported."""
+        if isinstance(part, list):
+            for one in part:
+                self._refuse_unknown(one)
+        if not isinstance(part, dict):
+            return
+        if part.get("lc") == _OWN_OBJECT and part.get("type") == "constructor":
+            try:
+                self._saver.serde._constructor_class(part)
+            except ValueError as error:
+                raise UsageError(
+                    f"it holds an object whose class this process does not have: {error}",
+                    hint="Have the agent's modules on PYTHONPATH.",
+                ) from error
+        for one in part.values():
+            self._refuse_unknown(one)
 
     def _named(self, prefix: str) -> Iterator[tuple[bytes, Name]]:
         """Yield the keys that begin so and hold documents, with the checkpoints that these name."""

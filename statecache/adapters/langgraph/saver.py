@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from statecache import Durability
+    from statecache.adapters.langgraph.reading import PackedWrites
 
 _TaskWrites = tuple[str, list[Document]]
 """A task, and what it has written."""
@@ -295,8 +296,8 @@ class StateCacheSaver(OnClients, BaseCheckpointSaver[str]):
     def _get_tuple(self, config: RunnableConfig) -> Plan[CheckpointTuple | None]:
         return reading.get_tuple(_place(config), get_checkpoint_id(config), self._serde, self._recent)
 
-    def _get_without_values(self, config: RunnableConfig) -> Plan[CheckpointTuple | None]:
-        return reading.without_values(_place(config), config["configurable"]["checkpoint_id"], self._serde)
+    def _get_writes(self, config: RunnableConfig) -> Plan[PackedWrites | None]:
+        return reading.packed_writes(_place(config), config["configurable"]["checkpoint_id"])
 
     def _list(
         self, config: RunnableConfig | None, wanted: Mapping[str, Any] | None, before: RunnableConfig | None,

@@ -91,7 +91,9 @@ class Serde:
         self._plain = type(serializer) is JsonPlusSerializer
 
     def pack(self, value: Any) -> Packed:
-        """Return a value as bytes."""
+        """Return a value as bytes; one that is packed already stays so."""
+        if isinstance(value, Packed):
+            return value
         if self._plain and is_plain(value):
             data = msgspec.json.encode(value)
             if len(data) <= PIECE_BYTES_MAX:
