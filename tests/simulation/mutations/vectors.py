@@ -43,7 +43,7 @@ VECTORS = {
     "vectors of one": Mutant(
         "a search by an index ends with the first vectors, although all are of one state",
         "statecache/core/read/nearest.py",
-        "            if given < asked or asked >= _ASKED_MAX or last >= 1.0 - farthest + _ROUNDING:\n",
+        "            if given < asked or asked >= _ASKED_MAX or last >= 1.0 - float(farthest) + _ROUNDING:\n",
         "            if True:\n",
         by="scenarios vectors_of_one",
     ),
