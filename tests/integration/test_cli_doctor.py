@@ -313,6 +313,16 @@ def test_each_wrong_setting_of_the_role_is_seen(
         psql.execute(f"ALTER ROLE postgres RESET {name}".encode())
 
 
+def test_a_timeout_that_ends_sessions_between_renewals_is_seen(cli: CommandLine, psql: Psql) -> None:
+    try:
+        for value, seen in (("1s", True), ("1h", False), ("0", False)):
+            psql.execute(f"ALTER ROLE postgres SET idle_session_timeout = '{value}'".encode())
+            told = {what: how for what, how in found(cli)[1].items() if "idle_session" in what}
+            assert told == ({"idle_session_timeout is 1 s": "warning"} if seen else {})
+    finally:
+        psql.execute(b"ALTER ROLE postgres RESET idle_session_timeout")
+
+
 def test_what_a_server_was_started_with_is_seen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,7 +32,7 @@ VERSION_MIN = 150000
 SETTINGS = (
     "fsync", "synchronous_commit", "full_page_writes", "synchronous_standby_names", "max_connections",
     "superuser_reserved_connections", "reserved_connections", "idle_in_transaction_session_timeout",
-    "default_transaction_read_only",
+    "idle_session_timeout", "default_transaction_read_only",
 )  # fmt: skip
 
 
@@ -236,6 +236,11 @@ def _connections(facts: PostgresFacts, settings: Settings) -> Iterator[Finding]:
         yield note("postgres", "idle_in_transaction_session_timeout is 0",
                    "a program that hangs in a transaction can hold locks and stop the cleaning up of old rows",
                    f"ALTER ROLE {facts.role} SET idle_in_transaction_session_timeout = '60s'")  # fmt: skip
+    idle_s = int(have("idle_session_timeout", 0)) / 1000
+    if 0 < idle_s <= settings.lease_s:
+        yield warning("postgres", f"idle_session_timeout is {idle_s:g} s",
+                      "Postgres ends sessions of workers between their renewals, and those that agents keep open",
+                      f"ALTER ROLE {facts.role} SET idle_session_timeout = 0")  # fmt: skip
 
 
 def _schema(facts: PostgresFacts, settings: Settings) -> Iterator[Finding]:
