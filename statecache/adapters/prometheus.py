@@ -18,7 +18,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from statecache import ConfigurationError
+from statecache import AsyncStateCache, ConfigurationError, StateCache, UsageError
 from statecache._process import begins_anew_after_fork, mutex
 
 try:
@@ -139,8 +139,13 @@ class PrometheusObserver:
         self._by_verb: dict[str, tuple[Histogram, Counter, Counter, Counter]] = {}
         self._by_outcome: dict[tuple[str, str], Counter] = {}
 
-    def watches(self, client: Any) -> None:
+    def watches(self, client: StateCache | AsyncStateCache) -> None:
         """Count the client's near cache too, for as long as the client or a namespace of it is held."""
+        if not isinstance(client, (StateCache, AsyncStateCache)):
+            raise UsageError(
+                f"watches takes a StateCache or an AsyncStateCache, not a {type(client).__name__}",
+                hint="The near cache is the client's, and all of its namespaces share it.",
+            )
         self._near.watch(client._runtime)
 
     def ended(self, operation: Operation) -> None:

@@ -363,6 +363,15 @@ async def test_what_a_near_cache_counted_stays_counted_when_its_client_is_gone(f
     assert found("entries") == 0
 
 
+async def test_only_a_client_is_watched(fake: FakeDeployment) -> None:
+    """A namespace has no near cache of its own."""
+    observer = PrometheusObserver(CollectorRegistry())
+    async with AsyncStateCache(settings=fake.settings, dial=fake.dial) as client:
+        for other in (client.namespace("runs"), client.settings, None):
+            with pytest.raises(UsageError, match="watches takes a StateCache or an AsyncStateCache"):
+                observer.watches(other)  # type: ignore[arg-type]
+
+
 def test_a_second_observer_for_one_registry_is_refused_with_what_to_do() -> None:
     registry = CollectorRegistry()
     PrometheusObserver(registry)
