@@ -97,6 +97,13 @@ async def test_each_call_is_told_once_with_its_outcome(observed: AsyncStateCache
     assert len(told.operations) == 6
 
 
+async def test_a_hydration_of_many_writes_is_no_repetition(observed: AsyncStateCache, told: Told) -> None:
+    await observed.set_many({f"runs/{number}": number for number in range(10)})
+    assert told.last() == ("set_many", "ok", 1, 0, 10)
+    await observed.set_many({f"runs/{number}": number for number in range(10)})
+    assert told.last() == ("set_many", "ok", 1, 0, 0)
+
+
 async def test_a_view_of_a_namespace_is_observed_too(observed: AsyncStateCache, told: Told) -> None:
     await observed.namespace("runs").create("42", 1)
     assert told.last() == ("create", "ok", 1, 0, 1)

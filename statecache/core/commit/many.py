@@ -137,13 +137,14 @@ class ManyCommits:
                     await self._fail(call, commit, error)
             else:
                 await self._exchange(call, some)
+        repeats = bool(call.pending or call.closed)  # what only had to be loaded is no repetition
         for commits in call.lacking.values():
             for part in in_parts(commits, _LOADED_AT_ONCE):
                 keys = [commit.writes[0].key for commit in part]
                 await self._serve(call, part, partial(self._hydrator.load, keys, to_write=True))
         for shard, commits in call.closed.items():
             await self._serve(call, commits, partial(self._opener.open, shard))
-        if call.pending:
+        if call.pending and (repeats or call.pause_s):
             note(retries=1)
         if call.pending and call.pause_s:
             await self._redis.io.sleep(call.pause_s)
