@@ -1,7 +1,7 @@
 """Asking the lease script: every request is repeated until it is answered, and a repeat answers as the first did.
 
-How one attempt is sent is an `Exchange`: alone, or in a batch with those of others (`lock.batches`). So
-are withdrawals always: of many that give up at one moment each would wait for a connection until its time is over.
+How one attempt is sent is an `Exchange`: alone, or in a batch with those of others (`lock.batches`). Withdrawals go in
+batches always: of many that give up at one moment each would wait for a connection until its time is over.
 """
 
 from __future__ import annotations
