@@ -107,9 +107,9 @@ async def test_what_an_error_ends_can_be_gone_on_from(
     try:
         async with asyncio.timeout(WAIT_S):
             assert json.loads(await process.stdout.readline())["value"] == "before"
-            psql.execute(f"ALTER TABLE {table} RENAME TO hidden")  # type: ignore[arg-type]
+            psql.execute(f"ALTER TABLE {table} RENAME TO hidden")
             out, err = await process.communicate()
-            psql.execute(f"ALTER TABLE {settings.postgres_schema}.hidden RENAME TO change")  # type: ignore[arg-type]
+            psql.execute(f"ALTER TABLE {settings.postgres_schema}.hidden RENAME TO change")
     finally:
         if process.returncode is None:
             process.kill()

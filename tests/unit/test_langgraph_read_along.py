@@ -105,7 +105,7 @@ def test_what_a_process_holds_is_not_asked_for_again(view: Any) -> None:
 def test_a_head_that_goes_back_names_what_the_earlier_one_has(view: Any) -> None:
     first, second, _ = three(view)
     late = checkpoint({"a": large(5), "n": 2}) | {"channel_versions": {"a": 9, "n": 3}}
-    told = {**METADATA, "run_id": "gone"}
+    told: Any = {**METADATA, "run_id": "gone"}
     run(view, put(PLACE, second["id"], late, told, {"a": 9}, SERDE, Recent()))
     assert view.get(HEAD).value["large"].keys() == {"a"}
     run(view, delete_for_runs(["gone"], Recent()))
