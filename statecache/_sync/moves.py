@@ -9,7 +9,8 @@ from typing import Any, Generic, Literal, TypeVar
 from statecache.backoff import Backoff
 from statecache.call_notes import note
 from statecache.concurrency import run
-from statecache.core.own_records import refuse_checkpoint
+from statecache.core.history.terms import plain_value
+from statecache.core.own_records import refuse_checkpoint, refuse_copy_of_head
 from statecache.core.view import VerbGroup, checked_reason, checked_text
 from statecache.errors import AlreadyExists, NotFound, StateCacheError, UsageError, VersionConflict
 from statecache.expiry import form_of, lasting
@@ -35,9 +36,10 @@ class Moves(VerbGroup[D], Generic[D]):
     ) -> State[D]:
         """Write the current value of `name`, as it is stored, to `to`, and return the new state.
 
-        The copy ends when the original does. Raises NotFound where there is nothing to copy, and AlreadyExists where
-        `to` exists, unless `replace`. Within one group the value is still the current one when it is written. `timeout`
-        is in seconds.
+        The copy ends when the original does. Raises NotFound where there is nothing to copy, AlreadyExists where `to`
+        exists, unless `replace`, and UsageError for the head of what an adapter keeps in several keys of a group, which
+        `branch` takes as a whole. Within one group the value is still the current one when it is written. `timeout` is
+        in seconds.
         """
         return run(
             self._moved(
@@ -142,6 +144,8 @@ class Moves(VerbGroup[D], Generic[D]):
                     encoding=record.encoding, schema=record.schema, ttl_ms=view.ttl_ms, seen=found.value,
                 ),
             ]  # fmt: skip
+            if op == "check":
+                refuse_copy_of_head(source, plain_value(view, writes[1]))
             commit = self._runtime.committer.new(
                 writes if together else writes[1:], shard, durability=view.durability_of(durability),
                 actor=checked_text(actor, "actor"), reason=reason, end=end,

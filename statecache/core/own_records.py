@@ -28,6 +28,15 @@ def refuse_branch_of_head(key: str, value: Any) -> None:
         raise UsageError(f"{key!r} names other keys of its group, which a branch of it alone would not have", hint=hint)
 
 
+def refuse_copy_of_head(key: str, value: Any) -> None:
+    """Raise UsageError for the copy of a key whose plain data names other keys of its group."""
+    if is_head(value):
+        hint = (
+            f"branch() with group=True, of the groups: all that {group_of(key)!r} holds is taken along in one commit."
+        )
+        raise UsageError(f"{key!r} names other keys of its group, which a copy of it would not have", hint=hint)
+
+
 def refuse_merge_of_head(key: str, value: Any) -> None:
     """Raise UsageError for a merge that would make plain data of a key that names other keys of its group."""
     if is_head(value):

@@ -1,4 +1,4 @@
-"""What an adapter keeps in several keys of a group is branched with its group, and no merge takes its head alone."""
+"""What an adapter keeps in several keys is branched with its group: no merge and no copy takes its head alone."""
 
 from __future__ import annotations
 
@@ -140,6 +140,20 @@ async def test_a_branch_of_a_head_alone_is_refused_and_one_of_the_group_is_not(
     assert (await kept.found(MAIN), await kept.found(SIDE)) == (2, 2)
 
 
+async def test_a_copy_of_a_head_is_refused_and_says_what_to_do_instead(kept: Kept, cache: AsyncStateCache) -> None:
+    for name in (MAIN, SIDE, SIDE):
+        await kept.add(name)
+    main, side, new = (kept.group(name) + kept.head for name in (MAIN, SIDE, "new"))
+    for view in (cache, cache.namespace(main.partition("/")[0], type=dict)):
+        for to, replace in (new, False), (side, True), (f"{main}/beside", False):
+            names = (main, to) if view is cache else (main.partition("/")[2], to.partition("/")[2])
+            with pytest.raises(UsageError, match=r"names other keys of its group.*branch.*group=True") as refused:
+                await view.copy(*names, replace=replace)
+            assert main in str(refused.value)
+    assert await cache.get(new, read="primary") is None
+    assert (await kept.found(MAIN), await kept.found(SIDE)) == (1, 2)
+
+
 async def test_a_merge_of_a_head_is_refused_unless_it_would_change_nothing(kept: Kept, cache: AsyncStateCache) -> None:
     await kept.add(MAIN)
     await cache.branch(kept.group(MAIN), kept.group(SIDE), group=True)
@@ -161,7 +175,7 @@ async def test_a_merge_of_a_head_is_refused_unless_it_would_change_nothing(kept:
     assert (await kept.found(MAIN), await kept.found(SIDE)) == (3, 2)
 
 
-async def test_what_stands_in_one_key_is_branched_and_merged(cache: AsyncStateCache) -> None:
+async def test_what_stands_in_one_key_is_branched_copied_and_merged(cache: AsyncStateCache) -> None:
     """A value of LlamaIndex, what a user of ADK shares, and what is only like a head."""
     values = StateCacheKVStore(cache)
     await values.aput("a", {"items": 1, "pages": 2})
@@ -172,6 +186,7 @@ async def test_what_stands_in_one_key_is_branched_and_merged(cache: AsyncStateCa
     for key in ("llama-index/data/kv/a", "adk/orders:alice", "runs/1", "runs/2"):
         state = await cache.get(key, read="primary")
         assert state is not None
+        assert (await cache.copy(key, f"{key}-c")).value == state.value
         await cache.branch(key, f"{key}-b")
         await cache.update(f"{key}-b", _with_more)
         assert (await cache.merge(f"{key}-b", key)).value["more"] == 1
