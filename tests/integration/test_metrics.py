@@ -291,6 +291,24 @@ async def test_a_backlog_is_as_full_as_the_limit_that_is_nearer(
     assert _scraped(worker)[f"statecache_shard_backlog_used_ratio{{{shard}}}"] == 0
 
 
+async def test_what_is_left_to_a_worker_is_measured_before_its_lag_is_told(
+    agents: Agents, make_worker: MakeWorker, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first flush may take long, and the age would be that of its first look meanwhile."""
+    agents.commit("runs/1")
+    worker = make_worker(settings.model_copy(update={"health_port": 0}))
+    cycle, seen = worker.flusher.cycle, list[tuple[float, float]]()
+
+    async def scrape(*given: Any, **more: Any) -> Any:
+        found = _scraped(worker)
+        seen.append((found["statecache_lag_entries"], found["statecache_stream_entries"]))
+        return await cycle(*given, **more)
+
+    monkeypatch.setattr(worker.flusher, "cycle", scrape)
+    await flush(worker)
+    assert seen[0] == (1, 1)
+
+
 async def test_without_a_port_streams_are_not_measured(agents: Agents, worker: Worker) -> None:
     agents.commit("runs/1")
     await flush(worker)

@@ -75,7 +75,7 @@ class Worker:
         )  # fmt: skip
         self.holdings: dict[int, Holding] = {}
         self.heads: Heads | None = None
-        self.stocks, self.share = dict[int, Stock](), Share()
+        self.stocks, self._measured, self.share = dict[int, Stock](), set[int](), Share()
         self.turn_s = Buckets(SECONDS)
         self.room = Room(settings, monotonic=monotonic)
         self.ready = self._joined = False
@@ -153,6 +153,8 @@ class Worker:
         woken, self._woken = self._woken, []
         heads = await self.flusher.look(link, self.holdings, woken)
         whole = heads.of.keys() >= self.holdings.keys()
+        if whole and not self._measured >= self.holdings.keys():
+            await self._measure(link, heads)
         self.heads = heads if whole else heads.over(self.heads)
         if whole:
             await self._resync(link, database, heads)
@@ -331,8 +333,9 @@ class Worker:
     async def look(self) -> None:
         """Ask Redis alone how far the shards are."""
         link = await self.primary.connect()
-        self.heads = await self.flusher.streams.heads(link, list(self.holdings))
-        await self._measure(link, self.heads)
+        heads = await self.flusher.streams.heads(link, list(self.holdings))
+        await self._measure(link, heads)
+        self.heads = heads
 
     async def tell(self) -> None:
         """Say in Postgres, while Redis cannot be used, that this worker lives and what hinders it."""
@@ -340,9 +343,11 @@ class Worker:
             await self.ownership.tell(self._database, self.share, self.trouble)
 
     async def _measure(self, link: Link, heads: Heads) -> None:
-        """Measure the streams now and then, where somebody may ask for it."""
-        if self.settings.health_port is not None and self._monotonic() >= self._next_measure:
+        """Measure the streams now and then, and new shards before their lag is told, where somebody may ask for it."""
+        due = self._monotonic() >= self._next_measure or not self._measured >= self.holdings.keys()
+        if self.settings.health_port is not None and due:
             self.stocks = await self.flusher.streams.measure(link, list(self.holdings.values()), heads)
+            self._measured = set(self.holdings)
             self._next_measure = self._monotonic() + MEASURE_S
 
     @property
