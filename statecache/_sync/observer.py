@@ -66,11 +66,13 @@ CALLED = (
 )
 """The verbs that are called and return a result; `list` and `transaction` go on after the call; of `lock`, entering. Of
 `changes` and `watch` nothing is told: they wait for others. Of `history` neither: its pages are read as it goes on."""
+OF_CLIENTS = ("namespaces", "lost")
+"""Those that a client has and a namespace has not."""
 
 
 def observe(verbs: Any, observer: Observer) -> None:
     """Have the verbs of one client or namespace tell the observer."""
-    for verb in CALLED:
+    for verb in (*CALLED, *(verb for verb in OF_CLIENTS if hasattr(verbs, verb))):
         setattr(verbs, verb, _told(observer, verb, getattr(verbs, verb)))
     verbs.list = _listed(observer, verbs.list)
     verbs.transaction = _opened(observer, verbs.transaction)

@@ -77,6 +77,17 @@ def test_every_verb_is_observed() -> None:
     public = {name for name, _ in inspect.getmembers(AsyncVerbs, callable) if not name.startswith("_")}
     assert public - NOT_VERBS == {*async_observing.CALLED, "list", "lock", "transaction", "changes", "watch", "history"}
     assert async_observing.CALLED == sync_observing.CALLED
+    assert async_observing.OF_CLIENTS == sync_observing.OF_CLIENTS
+
+
+async def test_what_a_client_alone_is_asked_is_told_too(told: Told) -> None:
+    client = AsyncStateCache(redis_url="redis://127.0.0.1:1", postgres_url="postgresql://127.0.0.1:1/x", observer=told)
+    with pytest.raises(RedisUnavailable):
+        await client.namespaces(timeout=0.2)
+    assert told.last()[:2] == ("namespaces", "RedisUnavailable")
+    assert await client.lost() == ()
+    assert told.last()[:2] == ("lost", "ok")
+    await client.close()
 
 
 async def test_each_call_is_told_once_with_its_outcome(observed: AsyncStateCache, told: Told) -> None:
