@@ -179,12 +179,12 @@ async def test_what_changes_before_its_turn_among_the_newest_is_not_left_out(
     assert (found, pages) == ([(NAMES[1], 2), (NAMES[0], 1)], [0, 1])
 
 
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("what", ["set", "delete", "flushed", "both"])
 async def test_what_changes_before_its_value_is_read_is_given_as_it_is(
-    what: str, cache: AsyncStateCache, other: AsyncStateCache, worker: Worker, redis_raw: Any, keys: KeySpace,
-    monkeypatch: pytest.MonkeyPatch,
+    what: str, order: Any, cache: AsyncStateCache, other: AsyncStateCache, worker: Worker, redis_raw: Any,
+    keys: KeySpace, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """By age, where values are read of what is given."""
     for name in NAMES:
         await other.set(name, 1)
     dirty = cache._runtime.listing._dirty
@@ -202,9 +202,10 @@ async def test_what_changes_before_its_value_is_read_is_given_as_it_is(
         return await held(names, seconds, values=values)
 
     monkeypatch.setattr(dirty, "held", late)
-    found = [(state.key, state.value) async for state in cache.list("runs/", order="newest")]
+    found = [(state.key, state.value) async for state in cache.list("runs/", order=order)]
     now = {"set": [(NAMES[1], 2)], "delete": [], "flushed": [(NAMES[1], 1)], "both": [(NAMES[1], 2)]}[what]
-    assert found == [(NAMES[3], 1), (NAMES[2], 1), *now, (NAMES[0], 1)]
+    expected = [(NAMES[0], 1), *now, (NAMES[2], 1), (NAMES[3], 1)]
+    assert found == (expected if order in ("key", "oldest") else expected[::-1])
     assert dirty.held == held
 
 

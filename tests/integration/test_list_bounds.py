@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings, State, UsageError
+from statecache.core.read.listed import ORDERS
 from statecache.keys import KeySpace
 from statecache.rules.filters import Selection
 from statecache.sql import statement
@@ -144,9 +145,10 @@ async def test_as_many_rows_are_read_as_the_limit_needs(
 async def test_of_what_is_dirty_as_many_values_are_read_as_the_limit_needs(
     where: Any, client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By age, where all that is dirty has to be looked at."""
+    """By age too, where all that is dirty has to be looked at."""
     await client.set_many({f"runs/{number:03d}": {"n": number % 2} for number in range(300)})
-    by_age = [state.key for state in await _states(client.list("runs/", order="oldest", where=where))]
+    expected = {order: await _keys(client.list("runs/", order=order, where=where)) for order in ORDERS}
+    order: Any
     valued, dirty = list[str](), client._runtime.listing._dirty
     held = dirty.held
 
@@ -155,15 +157,34 @@ async def test_of_what_is_dirty_as_many_values_are_read_as_the_limit_needs(
         return await held(keys, seconds, values=values)
 
     monkeypatch.setattr(dirty, "held", counted)
-    order: Any
-    for order in ("newest", "oldest"):
-        expected = by_age[:20] if order == "oldest" else by_age[-1:-21:-1]
+    for order in ORDERS:
         found = await _states(client.list("runs/", order=order, limit=20, where=where))
-        assert [(state.key, state.value) for state in found] == [(key, {"n": int(key[-1]) % 2}) for key in expected]
+        assert [(state.key, state.value) for state in found] == [
+            (key, {"n": int(key[-1]) % 2}) for key in expected[order][:20]
+        ]
         assert len(valued) == len({*valued}) <= (20 if where is None else 100)
         valued.clear()
         assert len(await _states(client.list("runs/", order=order, limit=20, values=False))) == 20
         assert not valued
+
+
+async def test_pages_by_key_do_not_each_ask_for_the_names_of_all_that_is_dirty(
+    client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"runs/{number:04d}" for number in range(3000)]
+    for at in range(0, len(names), 500):
+        await client.set_many(dict.fromkeys(names[at : at + 500], 1))
+    looks, dirty = list[Any](), client._runtime.listing._dirty
+    told = dirty._told
+
+    async def counted(*given: Any, **more: Any) -> Any:
+        looks.append(given)
+        return await told(*given, **more)
+
+    monkeypatch.setattr(dirty, "_told", counted)
+    assert await _keys(client.list("runs/")) == names
+    assert await _keys(client.list("runs/", order="-key")) == names[::-1]
+    assert len(looks) == 2 * 3
 
 
 @pytest.fixture

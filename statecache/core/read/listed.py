@@ -59,6 +59,11 @@ class Sight(msgspec.Struct, frozen=True):
         """Whether there is a state, or was one that only quarantine holds."""
         return self.record.exists or self.record.op == "quarantined"
 
+    @property
+    def is_light(self) -> bool:
+        """Whether its value may be yet to be read: it is empty, and Postgres does not hold the state."""
+        return self.record.exists and not (self.stored or self.record.value)
+
     def holds(self, wanted: Filter) -> bool:
         """Return whether the value is as wanted; Postgres has settled that for what it holds."""
         return self.stored or not self.record.exists or wanted.holds(self.record)

@@ -18,10 +18,10 @@ does not show.
 
 Bounds, order and what values must hold are pushed into Postgres, and hold alike for what is dirty: a state that is both
 is what the newer of the two says. Of Postgres and of the dirty states as much is read as the limit needs. By key, dirty
-states are read so many at a time, in order, and Postgres as far as these reach; then both again from there. By age, all
-of them are, for nothing tells which is newest before it is read, but without their values: these are read of what is
-given, so many at a time, when its turn has come. A state that has changed by then is given as it is, and one that has
-left Redis is read by itself.
+states are read so many at a time, in order, and Postgres as far as these reach; then both again from there, and more of
+them, for each look asks for the names of all. By age, all of them are, for nothing tells which is newest before it is
+read. All that without their values: these are read of what is given, so many at a time, when its turn has come. A state
+that has changed by then is given as it is, and one that has left Redis is read by itself.
 
 What Postgres holds of a state whose newest change is in quarantine is only that there is such a change. Redis is asked
 for such a state, and may hold it for a while; once it does not, the record says `quarantined`, as a reader would see.
@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +61,10 @@ _PAGE_MIN = 5
 """How many rows are read at once at most, and at least, however few are wanted."""
 _PAGE_BYTES = 16 << 20
 """How many bytes of values are read at once, or a little more: the last of them is read whole."""
-_DIRTY_MIN = 200
-"""How many dirty states are read at once at least, for more of them cost another look at all shards."""
+_DIRTY_MIN, _DIRTY_MAX = 200, 5_000
+"""How many dirty states are read at once at least, and at most: for more of them all shards are looked at again."""
+_VALUES = 200
+"""How many values of dirty states are read at once at most."""
 _Page = tuple[list[tuple[Any, ...]], dict[int, Watermark]]
 """Rows, and the watermarks of Postgres."""
 _VALUE, _UPDATED_AT = 2, 11
@@ -100,7 +101,8 @@ class Listing:
         shards = range(self._keys.shards) if shard is None else [shard]
         given, begun = 0, boottime()
         by_key = listed.order in ("key", "-key")
-        async for found in (self._by_key if by_key else self._by_age)(listed, shards, seconds):
+        found_in_order = (self._by_key if by_key else self._by_age)(listed, shards, seconds)
+        async for found in self._valued(found_in_order, listed, seconds):
             sight = await self.seen(found, seconds, begun)
             if sight.is_listed and sight.holds(listed.selection.filter):
                 given += 1
@@ -179,10 +181,12 @@ class Listing:
         """Yield the sights by key: as far as the dirty states reach that are read at once, then from there on."""
         page = _PAGE if listed.limit is None else min(_PAGE, max(listed.limit, _PAGE_MIN))
         rest: Listed | None = listed
+        most = max(page, _DIRTY_MIN)
         while rest is not None:
             until = monotonic() + seconds
             first, looked = await self._at_once(rest, shards, page, until)
-            overlay = await self._dirty.overlay(rest, shards, _left(until), most=max(page, _DIRTY_MIN), looked=looked)
+            overlay = await self._dirty.overlay(rest.light, shards, _left(until), most=most, looked=looked)
+            most = min(most * 4, _DIRTY_MAX)
             selection, up_to = rest.selection, overlay.up_to
             part = selection if up_to is None else selection.up_to(up_to, down=listed.down)
             first = first if up_to is None else None
@@ -245,7 +249,7 @@ class Listing:
             (rows, watermarks), first = first, None
             more, page = _is_cut(rows, page), min(page * 4, _PAGE)
             if overlay.lacking(watermarks):
-                overlay = await self._dirty.overlay(listed, shards, _left(until), watermarks)
+                overlay = await self._dirty.overlay(listed.light, shards, _left(until), watermarks)
                 waiting = sorted(overlay.records, reverse=not down)
             sights = await self._overlaid(rows, overlay.records, seconds, values=listed.reads_values)
             for key, sight in sights.items():
@@ -280,36 +284,36 @@ class Listing:
             sights = await self._overlaid(rows, overlay.records, seconds, values=listed.reads_values)
             found = {key: Sight(record) for key, record in overlay.records.items()} | sights
             end = (text_of(rows[-1][_UPDATED_AT]), rows[-1][0]) if wanted is not None and len(rows) == wanted else None
-            ages = sorted(((_age(one), one) for one in found.values()), key=itemgetter(0), reverse=listed.down)
-            certain = [one for age, one in ages if end is None or not _is_behind(age, end, down=listed.down)]
-            fresh = [one for one in certain if one.record.key not in given]
-            async for sight in self._valued(fresh, overlay.records, listed, seconds):
-                given.add(sight.record.key)
-                yield sight
+            for age, sight in sorted(
+                ((_age(one), one) for one in found.values()), key=itemgetter(0), reverse=listed.down
+            ):
+                if end is not None and _is_behind(age, end, down=listed.down):
+                    break
+                if sight.record.key not in given:
+                    given.add(sight.record.key)
+                    yield sight
             if end is None or wanted is None:
                 return
             wanted *= 2
             until = monotonic() + seconds
 
-    async def _valued(
-        self, sights: Sequence[Sight], light: Mapping[str, Record], listed: Listed, seconds: float
-    ) -> AsyncIterator[Sight]:
-        """Yield the sights; values are read of those whose records are `light`, as many as are wanted, then more."""
-        page = _DIRTY_MIN if listed.limit is None else min(_DIRTY_MIN, max(listed.limit, _PAGE_MIN))
-        wanted = {
-            one.record.key for one in sights if one.record.exists and one.record is light.get(one.record.key)
-        } if listed.reads_values else set[str]()  # fmt: skip
-        waiting = (one.record.key for one in sights if one.record.key in wanted)
-        read = dict[str, Record | None]()
-        for sight in sights:
-            if (key := sight.record.key) not in wanted:
-                yield sight
-                continue
-            if key not in read:
-                some = [*islice(waiting, page)]
-                held, _ = await self._dirty.held(some, seconds, values=True)
-                read, page = {one: held.get(one) for one in some}, min(page * 4, _DIRTY_MIN)
-            yield Sight(read.pop(key) or await self._reader.primary(key, end=monotonic() + seconds))
+    async def _valued(self, sights: AsyncIterator[Sight], listed: Listed, seconds: float) -> AsyncIterator[Sight]:
+        """Yield the sights with their values: so many at a time as are wanted, then more."""
+        page, more = min(listed.limit or _VALUES, _VALUES), True
+        while more:
+            some = list[Sight]()
+            while more and len(some) < page:
+                one = await anext(sights, None)
+                some += [one] if one else []
+                more = one is not None
+            page = min(page * 4, _VALUES)
+            light = {one.record.key for one in some if one.is_light} if listed.reads_values else set[str]()
+            held, _ = await self._dirty.held([*light], seconds, values=True)
+            for one in some:
+                if (key := one.record.key) in light:
+                    record = held.pop(key, None) or await self._reader.primary(key, end=monotonic() + seconds)
+                    one = Sight(record)
+                yield one
 
     async def _page(
         self, listed: Listed, shards: Sequence[int], most: int | None, seconds: float, *, beside: Beside | None = None
