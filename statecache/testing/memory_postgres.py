@@ -252,6 +252,11 @@ class Tables(HistoryTables):
                     of_shard[of_shard.index(one)] = chain[at]
         return [("change", rows, size)]
 
+    def _erase_between(self, shard: int, after: int, last: int, keys: Sequence[str]) -> Iterator[Row]:
+        for one in self._changes[shard]:
+            if after < one.n <= last or (one.key in keys and one.n <= after):
+                yield one.key, one.version, one.n
+
     def _erase_left(self, **_: Any) -> list[Row]:
         return []
 

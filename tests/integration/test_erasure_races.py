@@ -159,7 +159,9 @@ HEAD, OLD, NEW = "runs/1", "runs/1/page/001", "runs/1/page/002"
     ({"behind 1": [[HEAD, NEW], [NEW]]}, [HEAD, NEW]),
     ({"before 1": [[HEAD, NEW]], "behind 1": [[HEAD, NEW]]}, []),
     ({"before 1": [[HEAD, NEW]], "behind 2": [[HEAD, NEW]]}, [HEAD, NEW]),
-    ({"before 1": [[NEW]], "behind 1": [[HEAD, OLD], [NEW]]}, []),
+    ({"before 1": [[HEAD, NEW]], "behind 1": [[HEAD]]}, [HEAD]),
+    ({"before 1": [[NEW]], "behind 1": [[HEAD, OLD], [NEW]]}, [HEAD, OLD]),
+    ({"before 1": [[NEW]], "behind 1": [[HEAD, OLD], [OLD, NEW]], "before 3": [[HEAD, "runs/1/other"]]}, []),
 ])  # fmt: skip
 async def test_what_one_commit_writes_meanwhile_goes_as_a_whole_or_stays_so(
     settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch,
@@ -172,34 +174,50 @@ async def test_what_one_commit_writes_meanwhile_goes_as_a_whole_or_stays_so(
         Beside(cache, other, monkeypatch).commits |= commits
         proof = await cache.erase(HEAD, group=True)
         assert [state.key async for state in other.list("runs/")] == stays
-    assert {HEAD, OLD} <= {*proof.keys} <= {HEAD, OLD, NEW}
+    assert {HEAD, OLD} <= {*proof.keys} <= {HEAD, OLD, NEW, "runs/1/other"}
     kept = "SELECT DISTINCT key FROM change WHERE op = 'set' AND digest IS NOT NULL ORDER BY key"
     assert rows(psql, kept) == [(key,) for key in stays]
     assert (await verify(settings))[1] == []
 
 
-@pytest.mark.parametrize("moment", ["before 2", "behind 1", "behind 2"])
+PAGES = [f"runs/1/page/{number:03}" for number in range(300)]
+
+
+@pytest.mark.parametrize(("commits", "stays"), [
+    ({"before 2": [[HEAD, PAGES[-1]]]}, []),
+    ({"behind 1": [[HEAD, PAGES[-1]]]}, []),
+    ({"behind 2": [[HEAD, PAGES[-1]]]}, [HEAD, PAGES[-1]]),
+    ({"behind 1": [[HEAD, PAGES[-1]]], "behind 2": [[HEAD]]}, []),
+    ({"behind 1": [[HEAD, PAGES[-1]]], "behind 3": [[HEAD, PAGES[-1]]]}, [HEAD, PAGES[-1]]),
+    ({"behind 1": [[HEAD], [PAGES[0]], [PAGES[-1]], [HEAD, PAGES[1]]]}, [HEAD, *PAGES[:2]]),
+    ({"behind 1": [[HEAD, PAGES[-1]]], "before 3": [[HEAD, PAGES[0]], [PAGES[1]]]}, [PAGES[1]]),
+])  # fmt: skip
 async def test_a_group_that_one_commit_cannot_delete_is_not_torn_between_two(
-    settings: Settings, cache: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    pages = [f"runs/1/page/{number:03}" for number in range(300)]
-    await cache.set_many(dict.fromkeys([HEAD, *pages], SECRET))
+    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch,
+    commits: dict[str, list[list[str]]], stays: list[str],
+) -> None:  # fmt: skip
+    await cache.set_many(dict.fromkeys([HEAD, *PAGES], SECRET))
     await flush(worker)
     async with AsyncStateCache(settings=settings) as other, flushing(worker):
-        Beside(cache, other, monkeypatch).commits |= {moment: [[HEAD, pages[-1]]]}
+        Beside(cache, other, monkeypatch).commits |= commits
         await cache.erase(HEAD, group=True)
-        left = [state.key async for state in other.list("runs/")]
-    assert left == ([HEAD, pages[-1]] if moment == "behind 2" else [])
+        assert [state.key async for state in other.list("runs/")] == stays
+    kept = "SELECT DISTINCT key FROM change WHERE op = 'set' AND digest IS NOT NULL ORDER BY key"
+    assert rows(psql, kept) == [(key,) for key in stays]
+    torn = "SELECT n FROM change WHERE op = 'set' GROUP BY n HAVING count(DISTINCT digest IS NOT NULL) > 1"
+    assert rows(psql, torn) == []
+    assert (await verify(settings))[1] == []
 
 
-async def test_who_never_ceases_to_write_is_told(
+async def test_who_never_ceases_to_tear_it_is_told(
     settings: Settings, cache: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await told(cache, HEAD)
     await flush(worker)
     async with AsyncStateCache(settings=settings) as other, flushing(worker):
         beside = Beside(cache, other, monkeypatch)
-        beside.commits |= {f"before {at}": [[HEAD, f"runs/1/page/{at:03}"]] for at in range(1, ROUNDS_MAX + 1)}
+        names = [f"runs/1/page/{at:03}" for at in range(ROUNDS_MAX + 2)]
+        beside.commits |= {f"before {at + 1}": [[*names[at : at + 2]]] for at in range(ROUNDS_MAX + 1)}
         with pytest.raises(UsageError, match="never ceased to write"):
             await cache.erase(HEAD, group=True)
         beside.commits.clear()

@@ -45,6 +45,7 @@ NOT_VISITED = {
     "detach_branch": "asked only while a subject is erased: test_erasure_races stops at each step",
     "erase_entries": "asked only while a subject is erased: test_erasure_races stops at each step",
     "erase_history": "asked only while a subject is erased: test_erasure_races stops at each step",
+    "erase_between": "asked only while a subject is erased: test_erasure_races stops at each step",
     "erase_left": "asked only while a subject is erased: test_erasure_races stops at each step",
     "erase_look": "asked only while a subject is erased: test_erasure_races stops at each step",
     "declare_history": "asked only where a view has a policy of history: test_history_policies",

@@ -2,8 +2,8 @@
 
     delete    every key that is known, deleted ones too, by commits that Postgres holds when they return; so all that
               was committed before is flushed, near caches are told, and Redis holds tombstones, whose hashes begin
-              anew. A commit of others may write several keys, and none of them goes without the rest: where one came
-              between, all is deleted once more, and what is committed behind the last of these stays as it is
+              anew. A commit of others may write several keys, and none of them goes without the rest: what came
+              between is looked at when Postgres holds it, and of what would be torn the rest is deleted too
     blank     what is kept of the versions before, and what was set aside, a bounded number of rows at a time; other
               keys' changes that are kept as deltas to one of these are detached first: they get their values themselves
     stream    entries that hold these versions are taken out; all of them are flushed. Where the primary changes
@@ -23,13 +23,11 @@ from redis.exceptions import ResponseError
 
 from statecache.backoff import Backoff
 from statecache.clock import monotonic, wall
-from statecache.core.history.reader import Point
 from statecache.core.history.values import VersionAt
 from statecache.core.read.listed import BEHIND
 from statecache.erasure import ErasedFrom, Erasure
 from statecache.errors import NotFound, RedisUnavailable, Unavailable, UsageError
 from statecache.history import ERASED
-from statecache.history_errors import VersionNotFound
 from statecache.keys import beyond_prefix
 from statecache.model import BLIND, STATES_PER_COMMIT_MAX, Position, Write
 from statecache.redis_errors import refusal
@@ -143,46 +141,43 @@ async def known_of(runtime: Runtime, subject: Subject, *, seconds: float) -> Kno
 
 
 async def _delete_all(runtime: Runtime, subject: Subject, seconds: float) -> dict[str, _Deleted]:
-    """Delete all of a subject, so that nothing is left but what was committed behind it as a whole."""
-    deleted: dict[str, _Deleted] = {}
+    """Delete all of a subject, and what belongs to it of commits that came between."""
     known = await known_of(runtime, subject, seconds=seconds)
+    if not known.keys:
+        raise NotFound(subject.key, hint="There was never anything to erase.")
+    deleted = await _delete(runtime, subject, sorted(known.keys), seconds)
+    first = min(one.position.n for one in deleted.values())
     for _ in range(ROUNDS_MAX):
-        keys = sorted(known.keys | deleted.keys())
-        if not keys:
-            raise NotFound(subject.key, hint="There was never anything to erase.")
-        deleted = await _delete(runtime, subject, keys, seconds)
         known = await known_of(runtime, subject, seconds=seconds)
-        if await _is_whole(runtime, known.keys, deleted, monotonic() + seconds):
+        torn = await _torn(runtime, subject, known.keys - deleted.keys(), first, deleted, seconds)
+        if not torn:
             return deleted
+        deleted |= await _delete(runtime, subject, sorted(torn), seconds)
     raise UsageError(f"others never ceased to write to {subject.key!r}", hint="Stop them, and call it again.")
 
 
-async def _is_whole(runtime: Runtime, known: Collection[str], deleted: Mapping[str, _Deleted], end: float) -> bool:
-    """Return whether all that is there of a subject was committed behind the last of the commits that deleted it.
+async def _torn(
+    runtime: Runtime, subject: Subject, new: Collection[str], first: int, deleted: Mapping[str, _Deleted],
+    seconds: float,
+) -> set[str]:  # fmt: skip
+    """Return the keys that stay of commits of which others go, or that were there before the first delete.
 
-    Those are many where it has more keys than one commit takes: then a commit may have come between.
+    That is known of all up to the last delete, for Postgres holds it. What a commit has written of a key goes if it is
+    older than the key's tombstone. What comes behind the last one stays.
     """
-    places = {one.position for one in deleted.values()}
-    last = max(places).n
-    looked_at = [key for key in known if key not in deleted or len(places) > 1]
-    records = await runtime.many.primary(looked_at, end=end) if looked_at else {}
-    for key, record in records.items():
-        place = Position.parse(record.position)
-        if place is None or place.n <= last:
-            if key not in deleted or record.exists:
-                return False
-        elif key not in deleted and record.version > 1 and await _was_there(runtime, key, last, end):
-            return False
-    return True
-
-
-async def _was_there(runtime: Runtime, key: str, n: int, end: float) -> bool:
-    """Return whether a key had a version at a place in the stream up to which Postgres holds it."""
-    try:
-        await runtime.history.version_at(key, Point(n=n), as_bound=True, end=end)
-    except VersionNotFound:
-        return False
-    return True
+    last = max(one.position.n for one in deleted.values())
+    if last == first and not new:
+        return set()
+    asked = {"shard": runtime.keys.shard(subject.key), "after": first, "last": last, "keys": sorted(new)}
+    commits: dict[int, dict[str, bool]] = {}
+    for key, version, n in await _fetch(runtime, "erase_between", asked, seconds):
+        if subject.means(key):
+            goes = key in deleted and version <= deleted[key].version
+            commits.setdefault(n, {})[key] = goes
+    return {
+        key for n, written in commits.items() if n <= first or any(written.values())
+        for key, goes in written.items() if not goes
+    }  # fmt: skip
 
 
 async def _dirty(runtime: Runtime, shard: int, seconds: float) -> list[str]:
