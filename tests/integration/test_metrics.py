@@ -259,10 +259,10 @@ async def test_a_client_that_wants_no_tracked_connection_is_not_counted_as_lacki
     def untrusted() -> float:
         return samples(generate_latest(registry).decode())["statecache_client_near_untrusted"]
 
-    one = make_client(settings.model_copy(update={"read": "local"}))
+    one = make_client(settings.model_copy(update={"read": "local", "near_window_s": 30.0}))
     keeps_nothing = make_client(settings.model_copy(update={"read": "local", "near_bytes_max": 0}))
-    observer.watches(one)
-    observer.watches(keeps_nothing)
+    for client in (one, keeps_nothing):
+        observer.watches(getattr(client, "_client", client))
     assert untrusted() == 0
     await one.set("runs/1", 1)
     assert await keeps_nothing.get("runs/1") is not None
