@@ -38,9 +38,6 @@ A Postgres that **went back** (restored, or an asynchronous standby took over) s
 in the data set. A worker begins a new epoch then, too: whoever waits for what was flushed before asks Postgres, and all
 that it holds no more is dirty again. Nobody else believes it: it may be a copy, restored to be looked into.
 
-A row with changes above its watermark, or with epochs above its own, is not the one that they were written with: a
-restore of data alone left it out. Nobody opens the shard, for its positions would begin again.
-
 Where a data set was opened at a higher epoch than the row's, Postgres went back to before that, or another one was
 served meanwhile. The row may name a server of then, which the data set has forgotten; what both hold tells whether it
 continues the row all the same: the newest changes that Postgres has of the shard stand in the states' `recent`, at the
@@ -87,11 +84,6 @@ BRANCH = "branch"
 """The cause of a conflict that stood beyond the point where its Redis and the lineage part."""
 _COPY = "it was restored, or is a copy. If it is to be used, a worker begins a new epoch, or says what hinders it"
 _WITNESS = "worker that has flushed from that server, or opened it, and still runs"
-NOT_TOGETHER = (
-    "changes or epochs stand beyond its row in Postgres, for a restore left out the one that they were written with: "
-    "restore the backup again, all of it, into an empty database"
-)
-"""Why nobody opens, or takes, a shard whose row was not restored with its changes."""
 EPOCH_MAX = 2**63 - 2
 """The last epoch that Postgres can count beyond."""
 
@@ -134,8 +126,6 @@ def decide(
     """
     if look.role != "master":
         return Refusal(why="this server is a replica", wait=True)
-    if row.beyond:
-        return Refusal(why=NOT_TOGETHER)
     foreign = _another_pin(row, look, authority, pin)
     if foreign is not None:
         return foreign

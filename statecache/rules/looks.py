@@ -31,8 +31,7 @@ class ShardRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `now_s` is the time of Postgres' clock, in seconds since 1970. Each epoch but the first is above it: a replica and a
     standby that take over may both have forgotten epochs, of which no number may come again. `unknown_epoch` says that
-    this Postgres has not begun the epoch in which the data set was last open, `beyond` that it holds changes or epochs
-    beyond the row: they were not restored together.
+    this Postgres has not begun the epoch in which the data set was last open.
     """
 
     shard: int
@@ -42,7 +41,6 @@ class ShardRow(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str = ""
     now_s: int = 0
     unknown_epoch: bool = False
-    beyond: bool = False
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):

@@ -93,6 +93,7 @@ async def test_it_follows_until_it_is_stopped(
     assert err.startswith(b"statecache: go on with --since ")
 
 
+@pytest.mark.counts_seconds
 async def test_what_an_error_ends_can_be_gone_on_from(
     cli: CommandLine, cache: AsyncStateCache, worker: Worker, settings: Settings, psql: psycopg.Connection[Any]
 ) -> None:
@@ -100,7 +101,7 @@ async def test_what_an_error_ends_can_be_gone_on_from(
     await flush(worker)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "statecache", "tail", "runs/", "--since", "beginning", "--json",
-        stdout=PIPE, stderr=PIPE, env=cli.environment(),
+        stdout=PIPE, stderr=PIPE, env=cli.environment() | {"STATECACHE_TIMEOUT_S": "3"},
     )  # fmt: skip
     assert process.stdout is not None
     table = f"{settings.postgres_schema}.change"

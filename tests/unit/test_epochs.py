@@ -160,16 +160,6 @@ def test_an_operator_names_the_server_that_is_given_up() -> None:
     assert isinstance(decide(behind, look(), "operator", pin=PIN, vouched=["a", "b"]), Opening)
 
 
-@pytest.mark.parametrize("authority", ["client", "setup", "worker", "operator"])
-def test_a_row_that_was_not_restored_with_its_changes_is_opened_on_nobodys_word(authority: Authority) -> None:
-    for seen in (EMPTY, OURS, msgspec.structs.replace(OURS, server="a")):
-        row = msgspec.structs.replace(ROW, beyond=True)
-        refusal = decide(row, seen, authority, pin=PIN, vouched=["a"])
-        assert isinstance(refusal, Refusal)
-        assert "beyond its row in Postgres" in refusal.why
-        assert not refusal.wait
-
-
 def test_the_last_epoch_that_can_be_counted_is_refused_before_postgres_refuses_it() -> None:
     assert isinstance(decide(ROW, look(last=(EPOCH_MAX, 0)), "operator", pin=PIN, vouched=["a"]), Opening)
     assert isinstance(decide(ROW, look(last=(EPOCH_MAX + 1, 0)), "operator", pin=PIN, vouched=["a"]), Refusal)

@@ -6,9 +6,6 @@ count among those, so that the others have room for what they avoid. Who comes, 
 so that the others need not find out by themselves. A lease only settles who should flush; that two
 never do is settled by the row's lock in each flush.
 
-A shard beyond whose row changes or epochs stand is left alone, with an alarm: a restore left out the row that they were
-written with, and its positions would begin again.
-
 A row that another session holds is not waited for: it is left out of this turn, and the other shards go on.
 
 Rows are read nowhere else but here and in the flush itself, in transactions that commit cleanly. A watermark that an
@@ -26,9 +23,8 @@ import msgspec
 
 from statecache.entries import storable
 from statecache.errors import RedisUnavailable
-from statecache.rules.epochs import NOT_TOGETHER
 from statecache_workers.database import Call, Database, Transaction
-from statecache_workers.logs import alarm, warn
+from statecache_workers.logs import warn
 from statecache_workers.owned_shards import Head, Holding, OwnedRow, agree, set_apart
 from statecache_workers.postgres_arrays import integers
 
@@ -68,7 +64,6 @@ class Ownership:
     def __init__(self, settings: Settings, *, owner: str) -> None:
         self._shards = settings.shards
         self._owner = owner
-        self._unfit: list[int] = []
 
     async def tend(
         self, database: Database, *, avoid: Avoidance | None = None, take: bool = True, trouble: str = ""
@@ -119,21 +114,13 @@ class Ownership:
         room = -(-self._shards // share.sharing) - len(share.rows) - len(share.held)
         if room > 0 and share.unowned > 0:
             (rows,) = await transaction.run(Call("shards_take", mine | {"room": room}))
-            taken = [row for row in rows if row[1] is not None]
-            share.rows |= _rows(taken)
-            share.unowned -= len(taken)
-            self._leave(sorted(row[0] for row in rows if row[1] is None))
+            share.rows |= _rows(rows)
+            share.unowned -= len(rows)
         surplus = sorted(share.rows)[room:] if room < 0 else []
         if surplus:
             await transaction.run(Call("shards_give", {**mine, "shards": integers(surplus)}))
             for shard in surplus:
                 del share.rows[shard]
-
-    def _leave(self, unfit: list[int]) -> None:
-        """Tell which shards nobody takes, where these are others than before."""
-        if unfit and unfit != self._unfit:
-            alarm("not_taken", shards=unfit, reason=NOT_TOGETHER)
-        self._unfit = unfit
 
     async def holders(self, database: Database, shards: Collection[int]) -> dict[int, str]:
         """Return who holds the rows of these shards in Postgres, in words, as far as this role may see."""

@@ -24,6 +24,7 @@ import msgspec
 import psycopg
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple, get_checkpoint_id
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from redis.exceptions import RedisError
 
 from statecache import (
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from statecache import State
     from statecache.adapters.langgraph.reading import PackedWrites
 
+_LANGGRAPHS = Serde(JsonPlusSerializer())
 _NEXT = """
 SELECT thread_id, checkpoint_ns, checkpoint_id FROM checkpoints
 WHERE (thread_id, checkpoint_ns, checkpoint_id) > (%s, %s, %s) ORDER BY 1, 2, 3 LIMIT 1000
@@ -261,12 +263,19 @@ def _written(
 ) -> Counter[tuple[str, str, tuple[str, str | bytes]]]:
     """Return what tasks have written at a checkpoint, in a form that compares whatever it is.
 
-    It is taken before it is encrypted: that gives others each time.
+    It is LangGraph's own: another serializer may give other bytes each time, as one that encrypts does. What there is
+    no such form for, no other saver has written.
     """
     if isinstance(serde, EncryptedSerializer):
         serde = serde.serde
-    pack = Serde(serde).pack
-    return Counter((task_id, channel, comparable(pack(_own(value, serde)))) for task_id, channel, value in writes or ())
+
+    def form(value: Any) -> tuple[str, str | bytes]:
+        try:
+            return comparable(_LANGGRAPHS.pack(value))
+        except TypeError:
+            return comparable(Packed(*serde.dumps_typed(value)))
+
+    return Counter((task_id, channel, form(value)) for task_id, channel, value in writes or ())
 
 
 def _written_here(writes: PackedWrites, serde: SerializerProtocol) -> Counter[tuple[str, str, tuple[str, str | bytes]]]:

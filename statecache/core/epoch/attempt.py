@@ -107,9 +107,7 @@ class Attempt:
         self._may_begin = all(row[5] for row in rows)
         self._policies = rows[0][6] if rows else self._policies
         return [
-            ShardRow(
-                shard=row[0], epoch=row[1], replid=row[2], flushed=row[3], cluster=row[4], now_s=row[7], beyond=row[8]
-            )
+            ShardRow(shard=row[0], epoch=row[1], replid=row[2], flushed=row[3], cluster=row[4], now_s=row[7])
             for row in rows
         ]
 
