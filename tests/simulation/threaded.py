@@ -283,7 +283,11 @@ def _status(child: int) -> int:
 
 
 def left_behind(descriptors: int) -> list[str]:
-    """Return what of the library is left after its clients are closed or gone."""
+    """Return what of the library is left after its clients are closed or gone.
+
+    A thread that ended before it ran, as where a signal handler raises in its `start`, is listed by `threading` for
+    ever, and runs nowhere.
+    """
     end = monotonic() + THREADS_END_S
     gc.collect()
     for thread in threading.enumerate():
@@ -292,9 +296,9 @@ def left_behind(descriptors: int) -> list[str]:
     gc.collect()
     frames = sys._current_frames()
     left = [
-        f"thread {thread.name}, which is at\n" + "".join(format_stack(frames.get(thread.ident or 0)))
+        f"thread {thread.name}, which is at\n" + "".join(format_stack(frames[thread.ident]))
         for thread in threading.enumerate()
-        if thread.name in OURS
+        if thread.name in OURS and thread.ident in frames
     ]
     more = len(os.listdir("/proc/self/fd")) - descriptors
     return [*left, *([f"{more} descriptors"] if more > 0 else [])]
