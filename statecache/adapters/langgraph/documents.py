@@ -127,7 +127,8 @@ def read_along(place: Place, head: State[Any]) -> dict[str, int]:
     large = told(head).get("large")
     if not isinstance(large, dict) or own(head) is not head.value:
         return {}
-    return {place.channel(channel): version for channel, version in islice(large.items(), READ_ALONG_MAX)}
+    versions = ((channel, version) for channel, version in large.items() if isinstance(version, int))
+    return {place.channel(channel): version for channel, version in islice(versions, READ_ALONG_MAX)}
 
 
 def is_first(head: State[Any] | None, checkpoint_id: str) -> bool:
