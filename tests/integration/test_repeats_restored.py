@@ -53,7 +53,7 @@ async def test_a_repeat_is_acknowledged_by_postgres_itself(
     backup.put_back()
     client = writer if who == "writer" else make_client(settings)
     with pytest.raises(OutcomeUnknown, match="not yet known to be in Postgres"):
-        await client.set(KEY, 2, change_id=CHANGE, durability="postgres", timeout=0.5)
+        await client.set(KEY, 2, change_id=CHANGE, durability="postgres", timeout=2)
     assert await client.set(KEY, 2, change_id=CHANGE) == state
     async with flushing(worker):
         assert await client.set(KEY, 2, change_id=CHANGE, durability="postgres") == state
@@ -103,7 +103,7 @@ async def test_the_result_of_a_step_is_given_as_durable_by_postgres_itself(
     backup.put_back()
     client = one if who == "its own" else make_client(settings)
     with pytest.raises(OutcomeUnknown, match="not yet known to be in Postgres"):
-        await client.step(KEY, "charge", bank.charge, "order 7", type=Receipt, timeout=0.5)
+        await client.step(KEY, "charge", bank.charge, "order 7", type=Receipt, timeout=2)
     given = await client.step(KEY, "charge", bank.charge, "order 7", type=Receipt, durability="memory")
     assert given == receipt
     async with flushing(worker):
