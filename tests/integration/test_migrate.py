@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +15,13 @@ from statecache import ConfigurationError, PostgresUnavailable, RedisUnavailable
 from statecache.cli.main import run
 from statecache.concurrency.tasks import Tasks
 from statecache.core.postgres import migrate as module
+from statecache.core.postgres import vector_indexes
 from statecache.core.postgres.migrate import MigrationReport, migrate
 from statecache.keys import KeySpace
 from statecache.sql import CODE, Migration, migrations, statement
+from tests.fixtures.faults import through
 from tests.fixtures.servers import SHARDS, MakeSettings, plain_client
+from tests.support.fault_proxy import FaultProxy
 from tests.support.polling import pause
 
 NOBODY = "redis://127.0.0.1:1/0"
@@ -96,6 +99,27 @@ async def test_who_has_waited_for_another_looks_at_what_that_one_did(fresh: Sett
                 await pause()
     reports = await asyncio.gather(*several)
     assert sorted(step for report in reports for step in report.applied) == [*STEPS]
+
+
+OWNERS: dict[str, Callable[[Settings], Awaitable[object]]] = {
+    "migrate": migrate,
+    "vectors list": vector_indexes.indexes,
+    "vectors create": lambda settings: vector_indexes.create(settings, "docs", member="vector", dims=3),
+    "vectors drop": lambda settings: vector_indexes.drop(settings, "docs"),
+}
+"""What the schema's owner does, and Postgres takes as long over as it takes."""
+
+
+@pytest.mark.parametrize("what", OWNERS)
+async def test_who_is_let_in_and_never_answered_is_told_so(
+    settings: Settings, postgres_proxy: FaultProxy, what: str
+) -> None:
+    """As a pooler that is paused does it."""
+    fault = postgres_proxy.arm("silence", at=b"lock_timeout")
+    with pytest.raises(PostgresUnavailable, match=r"timeout.*no answer within 0\.5 s") as caught:
+        await OWNERS[what](through(settings, postgres=postgres_proxy).model_copy(update={"timeout_s": 0.5}))
+    assert fault.struck
+    assert caught.value.reason == "timeout"
 
 
 async def test_a_step_that_fails_leaves_nothing_of_itself_and_all_before_it(

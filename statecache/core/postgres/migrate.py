@@ -28,10 +28,10 @@ from redis.exceptions import ResponseError
 
 from statecache.concurrency import TASKS, Concurrency
 from statecache.core.epoch.gate import Gate
-from statecache.core.postgres.connection import brief, connect
+from statecache.core.postgres.connection import brief
 from statecache.core.postgres.row_security import remedy_of
 from statecache.core.postgres.tier import PostgresTier
-from statecache.core.postgres.transactions import asked, beginning
+from statecache.core.postgres.transactions import asked, beginning, connect_as_owner
 from statecache.core.redis.rights import ADOPTING, commands, rights
 from statecache.core.redis.tier import RedisTier
 from statecache.errors import ConfigurationError, PostgresUnavailable, RedisUnavailable
@@ -183,7 +183,7 @@ class _Schema:
 
 async def _connection(settings: Settings, io: Concurrency) -> psycopg.AsyncConnection[Any]:
     """Connect to a database; raise ConfigurationError where its encoding cannot hold every key and value."""
-    connection = await connect(settings, "statecache migrate", io=io)
+    connection = await connect_as_owner(settings, "statecache migrate", io=io)
     encoding = connection.info.parameter_status("server_encoding")
     if encoding == "UTF8":
         return connection
