@@ -158,6 +158,23 @@ def test_a_sentinel_is_refused_as_that_by_every_command(
         assert "EVAL" not in ended.err
 
 
+def test_a_sentinel_that_is_given_no_password_asks_for_it(
+    make_settings: MakeSettings, sentinel: Valkey, fence: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """It says first that it lacks the commands of ours."""
+    settings = _on(make_settings, sentinel, fence)
+    without = re.sub("//[^@]*@", "//", settings.redis_url)
+    assert without != settings.redis_url
+    cli = CommandLine(settings.model_copy(update={"redis_url": without}), monkeypatch, capsys)
+    for command in (*COMMANDS[:6], COMMANDS[7], ("doctor",)):
+        ended = cli(*command)
+        told = " ".join((ended.err + ended.out).split())
+        status = 4 if command == ("worker",) else 3
+        assert (ended.status, "Authentication required" in told, "unknown command" in told) == (status, True, False)
+        assert "heck user and password" in told or command == ("worker",)
+
+
 @pytest.mark.parametrize("what", ["all", "some", "none", "sentinel"])
 def test_the_doctor_says_it_once_and_nothing_of_rights(
     make_settings: MakeSettings, nodes: dict[str, Valkey], sentinel: Valkey, what: str,

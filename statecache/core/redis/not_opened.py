@@ -73,7 +73,12 @@ def is_refused(error: RedisUnavailable) -> bool:
 
 
 def hung_up(said: Exception, closed: RedisUnavailable, settings: Settings) -> RedisUnavailable:
-    """Return the error for a server that said so and closed the connection, as one in protected mode does."""
+    """Return the error for a server that said so and closed the connection, as one in protected mode does.
+
+    A sentinel that has a password says of most commands that it lacks them, of the others that it wants the password.
+    """
+    if closed.reason == "authentication":
+        return closed
     return RedisUnavailable(closed.reason, detail=f"{masked(settings.redis_url)}: {said}")
 
 
