@@ -9,6 +9,7 @@ What the latest checkpoint names of large values is the newest of their states, 
 latest names what it has not changed as that does. One that follows another and becomes the latest puts what it names
 anew, where that is not the newest any more: in its own commit, or where that has no room, ahead of it, in states that
 the latest until then does not name. In such states the values of a checkpoint stand that does not become the latest.
+What has not changed is put anew as the bytes that it is, not as what the caller has made of them.
 The same goes for what its delta channels are made of. Where a policy has let some of it go that this process does not
 hold, nothing is put.
 """
@@ -39,7 +40,7 @@ from statecache.adapters.langgraph.documents import (
     next_head,
     own,
 )
-from statecache.adapters.langgraph.pieces import not_newest
+from statecache.adapters.langgraph.pieces import kept_values, not_newest
 from statecache.adapters.langgraph.put_again import Part, channels_of, puts_again, seeds_again, sizes_of_all
 from statecache.adapters.langgraph.recent import Latest, PieceName, Recent
 from statecache.adapters.langgraph.values import Form, Packed, Serde, digest_of
@@ -162,7 +163,8 @@ def _large(
     is_late, is_again = latest_id > draft.checkpoint_id, latest_id == draft.checkpoint_id
     there = _there(draft, known, found) if too_large is not None and (is_again or not moves) else {}
     by_name = follows or (is_late and too_large is not None)
-    forms, packed = _forms(draft, parent, known, there, by_name=by_name, anew=moves and not is_again)
+    forms, packed, stored = _forms(draft, parent, known, there, by_name=by_name, anew=moves and not is_again)
+    packed |= yield from _put_once_more(draft, stored, recent)
     again = dict[str, Packed]()
     if moves:
         unchanged = {channel: form for channel, form in forms.items() if channel in draft.kept}
@@ -305,8 +307,10 @@ def _there(draft: Draft, known: State[Any] | None, found: Mapping[str, State[Any
 def _forms(
     draft: Draft, parent: State[Any] | None, known: State[Any] | None, there: Mapping[str, Form], *, by_name: bool,
     anew: bool,
-) -> tuple[dict[str, Form], dict[str, Packed]]:  # fmt: skip
+) -> tuple[dict[str, Form], dict[str, Packed], dict[str, State[Any]]]:  # fmt: skip
     """Return the forms of what stands in a state already, and the values that do not.
+
+    Of a channel that has not changed and whose large value is to be put once more, return the checkpoint that has it.
 
     `known` is the checkpoint as it was put before, `there` are forms of that, and `by_name` says whether what has not
     changed is to be named as the parent names it: of another one than the latest it may not be the newest. What has
@@ -314,15 +318,31 @@ def _forms(
     """
     forms = {**there, **draft.lost}
     packed = {channel: one for channel, one in draft.changed.items() if channel not in forms}
+    stored = dict[str, State[Any]]()
     before, again = _stored(draft, parent), _stored(draft, known)
     for channel, pack in draft.kept.items():
         form = again.get(channel) or before.get(channel)
         is_there = channel in again and not anew
         if form is not None and (by_name or is_there or "versions" not in form or pack is None):
             forms[channel] = form
+        elif (holder := known if channel in again else parent if channel in before else None) is not None:
+            stored[channel] = holder
         elif pack is not None:
             packed[channel] = pack()
-    return forms, packed
+    return forms, packed, stored
+
+
+def _put_once_more(draft: Draft, stored: Mapping[str, State[Any]], recent: Recent) -> Plan[dict[str, Packed]]:
+    """Return the large values of channels that have not changed, by the checkpoints that have them.
+
+    They stay the bytes that they are: what the caller holds was made of them by a serializer that may lack the classes
+    of others, and a node may have changed it. It is taken where a policy has let the bytes go.
+    """
+    packed = dict[str, Packed]()
+    for holder in {id(one): one for one in stored.values()}.values():
+        values, lost = yield from kept_values(own(holder), [one for one in stored if stored[one] is holder], recent)
+        packed |= values | {channel: pack() for channel in lost if (pack := draft.kept[channel]) is not None}
+    return packed
 
 
 def _stored(draft: Draft, state: State[Any] | None) -> dict[str, Form]:
