@@ -142,11 +142,43 @@ async def test_as_many_rows_are_read_as_the_limit_needs(
 
 
 @pytest.mark.parametrize("where", [None, {"n": 1}])
+async def test_where_a_dirty_state_is_not_listed_one_more_page_of_rows_is_read(
+    where: Any, client: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages by key have as many bytes as five of the states."""
+    value = {"n": 1}
+    monkeypatch.setattr("statecache.core.read.listing._PAGE_BYTES", 5 * len(b'{"n":1}'))
+    names = [f"runs/{number:03d}" for number in range(100)]
+    await client.set_many(dict.fromkeys(names, value))
+    await flush(worker)
+    by_age = await _keys(client.list("runs/", order="oldest"))
+    unlisted = {names[0], names[-1], by_age[0], by_age[-1]}
+    for name in unlisted:
+        await (client.delete(name) if where is None else client.set(name, {"n": 2}))
+    rows, fetch = list[int](), client._runtime.listing._postgres.fetch_each
+
+    async def counted(*given: Any, **more: Any) -> Any:
+        found = await fetch(*given, **more)
+        rows.append(len(found[-1]))
+        return found
+
+    monkeypatch.setattr(client._runtime.listing._postgres, "fetch_each", counted)
+    for order in ORDERS:
+        there = [name for name in (names if order in ("key", "-key") else by_age) if name not in unlisted]
+        expected = there[:5] if order in ("key", "oldest") else there[:-6:-1]
+        assert await _keys(client.list("runs/", order=order, limit=5, where=where)) == expected
+        assert rows == ([5, 5] if order in ("key", "-key") else [5, 10])
+        rows.clear()
+
+
+@pytest.mark.parametrize("where", [None, {"n": 1}])
 async def test_of_what_is_dirty_as_many_values_are_read_as_the_limit_needs(
     where: Any, client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By age too, where all that is dirty has to be looked at."""
+    """By age too, where all that is dirty has to be looked at. What is deleted stands in front, and needs none."""
     await client.set_many({f"runs/{number:03d}": {"n": number % 2} for number in range(300)})
+    for number in (0, 1, 2, 297, 298, 299):
+        await client.delete(f"runs/{number:03d}")
     expected = {order: await _keys(client.list("runs/", order=order, where=where)) for order in ORDERS}
     order: Any
     valued, dirty = list[str](), client._runtime.listing._dirty
@@ -192,6 +224,36 @@ async def lazy(settings: Settings) -> AsyncIterator[AsyncStateCache]:
     """An asynchronous client, whose listings go on while it does something else."""
     async with AsyncStateCache(settings=settings) as client:
         yield client
+
+
+@pytest.mark.parametrize("dirty", [0, 7], ids=["flushed", "some dirty"])
+async def test_what_a_page_shows_is_given_before_the_next_is_read(
+    dirty: int, lazy: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more bytes are held than a page of Postgres' rows has, by key, however many states are listed."""
+    monkeypatch.setattr("statecache.core.read.listing._PAGE_BYTES", 1000)
+    await lazy.set_many(dict.fromkeys(NAMES, "x" * 98))
+    await flush(worker)
+    for name in [*NAMES[1:dirty], *NAMES[20 : 20 + dirty]]:
+        await lazy.set(name, "y" * 98)
+    read, fetch = list[int](), lazy._runtime.listing._postgres.fetch_each
+
+    async def counted(*given: Any, **more: Any) -> Any:
+        found = await fetch(*given, **more)
+        read.append(sum(len(row[2]) for row in found[-1]))
+        return found
+
+    monkeypatch.setattr(lazy._runtime.listing._postgres, "fetch_each", counted)
+    order: Any
+    for order in ("key", "-key"):
+        given, ahead = list[str](), list[int]()
+        async for state in lazy.list("runs/", order=order):
+            ahead.append(sum(read) - 100 * len(given))
+            given.append(state.key)
+        assert given == (NAMES if order == "key" else NAMES[::-1])
+        assert max(ahead) == 1000
+        assert len(read) >= 4
+        read.clear()
 
 
 @every_redis

@@ -20,8 +20,10 @@ Bounds, order and what values must hold are pushed into Postgres, and hold alike
 is what the newer of the two says. Of Postgres and of the dirty states as much is read as the limit needs. By key, dirty
 states are read so many at a time, in order, and Postgres as far as these reach; then both again from there, and more of
 them, for each look asks for the names of all. By age, all of them are, for nothing tells which is newest before it is
-read. All that without their values: these are read of what is given, so many at a time, when its turn has come. A state
-that has changed by then is given as it is, and one that has left Redis is read by itself.
+read. All that without their values. A page of Postgres' rows, which carry theirs, is merged with what is dirty among
+them, and all of it given before more rows are asked for, or held. The values of what is dirty there are read when its
+turn has come, of so many states at a time as are wanted. A state that has changed by then is given as it is, and one
+that has left Redis is read by itself.
 
 What Postgres holds of a state whose newest change is in quarantine is only that there is such a change. Redis is asked
 for such a state, and may hold it for a while; once it does not, the record says `quarantined`, as a reader would see.
@@ -29,7 +31,7 @@ for such a state, and may hold it for a while; once it does not, the record says
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -101,8 +103,8 @@ class Listing:
         shards = range(self._keys.shards) if shard is None else [shard]
         given, begun = 0, boottime()
         by_key = listed.order in ("key", "-key")
-        found_in_order = (self._by_key if by_key else self._by_age)(listed, shards, seconds)
-        async for found in self._valued(found_in_order, listed, seconds):
+        pages = (self._by_key if by_key else self._by_age)(listed, shards, seconds)
+        async for found in self._valued(pages, listed, seconds):
             sight = await self.seen(found, seconds, begun)
             if sight.is_listed and sight.holds(listed.selection.filter):
                 given += 1
@@ -177,7 +179,7 @@ class Listing:
             sights[key] = Sight(newest, parked=newest.change_id == found[key].change_id)
         return sights
 
-    async def _by_key(self, listed: Listed, shards: Sequence[int], seconds: float) -> AsyncIterator[Sight]:
+    async def _by_key(self, listed: Listed, shards: Sequence[int], seconds: float) -> AsyncIterator[list[Sight]]:
         """Yield the sights by key: as far as the dirty states reach that are read at once, then from there on."""
         page = _PAGE if listed.limit is None else min(_PAGE, max(listed.limit, _PAGE_MIN))
         rest: Listed | None = listed
@@ -190,10 +192,8 @@ class Listing:
             selection, up_to = rest.selection, overlay.up_to
             part = selection if up_to is None else selection.up_to(up_to, down=listed.down)
             first = first if up_to is None else None
-            async for sight in self._merged(
-                replace(rest, selection=part), overlay, shards, page, seconds, first, until
-            ):
-                yield sight
+            async for some in self._merged(replace(rest, selection=part), overlay, shards, page, seconds, first, until):
+                yield some
             beyond = None if up_to is None else selection.beyond(up_to, down=listed.down)
             rest = None if beyond is None else replace(rest, selection=beyond)
 
@@ -236,10 +236,11 @@ class Listing:
     async def _merged(
         self, listed: Listed, overlay: Overlay, shards: Sequence[int], page: int, seconds: float, first: _Page | None,
         until: float,
-    ) -> AsyncIterator[Sight]:  # fmt: skip
-        """Yield the sights of Postgres' rows merged with the dirty states, by key; pages grow from `page` rows.
+    ) -> AsyncIterator[list[Sight]]:  # fmt: skip
+        """Yield the sights of each page of Postgres' rows merged with the dirty states, by key.
 
-        `first` is a page that was asked for before the overlay was; without it one is read, in the time `until` then.
+        They grow from `page` rows. `first` is a page that was asked for before the overlay was; without it one is read,
+        in the time `until` then.
         """
         down, more = listed.down, True
         waiting = sorted(overlay.records, reverse=not down)
@@ -252,19 +253,21 @@ class Listing:
                 overlay = await self._dirty.overlay(listed.light, shards, _left(until), watermarks)
                 waiting = sorted(overlay.records, reverse=not down)
             sights = await self._overlaid(rows, overlay.records, seconds, values=listed.reads_values)
+            merged = list[Sight]()
             for key, sight in sights.items():
                 while waiting and (waiting[-1] > key if down else waiting[-1] < key):
-                    yield Sight(overlay.records[waiting.pop()])
+                    merged.append(Sight(overlay.records[waiting.pop()]))
                 if waiting and waiting[-1] == key:
                     waiting.pop()
-                yield sight
+                merged.append(sight)
+            if not more:
+                merged += [Sight(overlay.records[key]) for key in reversed(waiting)]
+            yield merged
             if more:
                 listed = replace(listed, selection=listed.selection.beyond(rows[-1][0], down=down))
                 until = monotonic() + seconds  # what is wanted beyond is asked for anew
-        while waiting:
-            yield Sight(overlay.records[waiting.pop()])
 
-    async def _by_age(self, listed: Listed, shards: Sequence[int], seconds: float) -> AsyncIterator[Sight]:
+    async def _by_age(self, listed: Listed, shards: Sequence[int], seconds: float) -> AsyncIterator[list[Sight]]:
         """Yield the sights by the time of their change, and ask for more rows once more are wanted.
 
         A row that was not asked for comes behind the last one: what does not, is certain. What has changed since it
@@ -284,36 +287,29 @@ class Listing:
             sights = await self._overlaid(rows, overlay.records, seconds, values=listed.reads_values)
             found = {key: Sight(record) for key, record in overlay.records.items()} | sights
             end = (text_of(rows[-1][_UPDATED_AT]), rows[-1][0]) if wanted is not None and len(rows) == wanted else None
-            for age, sight in sorted(
-                ((_age(one), one) for one in found.values()), key=itemgetter(0), reverse=listed.down
-            ):
-                if end is not None and _is_behind(age, end, down=listed.down):
-                    break
-                if sight.record.key not in given:
-                    given.add(sight.record.key)
-                    yield sight
+            ages = sorted(((_age(one), one) for one in found.values()), key=itemgetter(0), reverse=listed.down)
+            certain = [one for age, one in ages if end is None or not _is_behind(age, end, down=listed.down)]
+            yield [one for one in certain if one.record.key not in given]
+            given.update(one.record.key for one in certain)
             if end is None or wanted is None:
                 return
             wanted *= 2
             until = monotonic() + seconds
 
-    async def _valued(self, sights: AsyncIterator[Sight], listed: Listed, seconds: float) -> AsyncIterator[Sight]:
-        """Yield the sights with their values: so many at a time as are wanted, then more."""
-        page, more = min(listed.limit or _VALUES, _VALUES), True
-        while more:
-            some = list[Sight]()
-            while more and len(some) < page:
-                one = await anext(sights, None)
-                some += [one] if one else []
-                more = one is not None
-            page = min(page * 4, _VALUES)
-            light = {one.record.key for one in some if one.is_light} if listed.reads_values else set[str]()
-            held, _ = await self._dirty.held([*light], seconds, values=True)
-            for one in some:
-                if (key := one.record.key) in light:
-                    record = held.pop(key, None) or await self._reader.primary(key, end=monotonic() + seconds)
-                    one = Sight(record)
-                yield one
+    async def _valued(self, pages: AsyncIterator[list[Sight]], listed: Listed, seconds: float) -> AsyncIterator[Sight]:
+        """Yield the sights of each page with their values: of so many at a time as are wanted, then of more."""
+        wanted = min(listed.limit or _VALUES, _VALUES)
+        async for page in pages:
+            waiting = iter(page)
+            while some := _taken(waiting, wanted):
+                wanted = min(wanted * 4, _VALUES)
+                light = {one.record.key for one in some if one.is_light} if listed.reads_values else set[str]()
+                held, _ = await self._dirty.held([*light], seconds, values=True)
+                for one in some:
+                    if (key := one.record.key) in light:
+                        record = held.pop(key, None) or await self._reader.primary(key, end=monotonic() + seconds)
+                        one = Sight(record)
+                    yield one
 
     async def _page(
         self, listed: Listed, shards: Sequence[int], most: int | None, seconds: float, *, beside: Beside | None = None
@@ -333,6 +329,15 @@ class Listing:
 def _is_cut(rows: Sequence[Sequence[Any]], most: int) -> bool:
     """Return whether there may be more behind a page by key of at most so many rows."""
     return len(rows) == most or sum(len(row[_VALUE]) for row in rows) >= _PAGE_BYTES
+
+
+def _taken(waiting: Iterator[Sight], wanted: int) -> list[Sight]:
+    """Take the next sights, up to so many that are to be listed."""
+    taken = list[Sight]()
+    while wanted and (one := next(waiting, None)):
+        taken.append(one)
+        wanted -= one.is_listed
+    return taken
 
 
 def _left(until: float) -> float:
