@@ -36,8 +36,8 @@ _MOVED = (VersionConflict, AlreadyExists, NotFound)
 """What a commit raises where somebody writes to the same just now."""
 REFUSED = (CodecError, InvalidKey, LimitExceeded, LockHeld, Quarantined, UsageError)
 """What is raised for one session or flow alone: others can be taken in."""
-NOT_READ = (ValueError, TypeError)
-"""What is raised for a record of a source that is not as its framework writes it, as one that is no JSON."""
+NOT_READ = (ValueError, TypeError, RecursionError)
+"""What is raised for a record of a source that is not as its framework writes it: no JSON, or no UTF-8."""
 
 
 class Done(Protocol):

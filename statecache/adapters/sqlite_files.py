@@ -1,10 +1,15 @@
-"""The files of SQLite that frameworks keep by themselves, opened to be read alone."""
+"""The files of SQLite that frameworks keep by themselves, opened to be read alone.
+
+SQLite holds any bytes as text. What is no UTF-8 is no error of the file, but of what it belongs to, as what is no JSON:
+a UnicodeError where it is read, or where a name that is no UTF-8 is asked for.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from statecache import ConfigurationError, StateCacheError, Unavailable, UsageError
@@ -27,9 +32,25 @@ def reading(source: Path, *, what: str, hint: str) -> Iterator[sqlite3.Connectio
     try:
         opened = sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True, timeout=_LOCKED_S_MAX)
         with closing(opened) as rows:
+            refuse_no_text(rows)
             yield rows
     except sqlite3.DatabaseError as error:
         raise refusal(error, str(source), what=what, hint=hint) from error
+
+
+def refuse_no_text(rows: sqlite3.Connection) -> None:
+    """Have what is no UTF-8 raise a UnicodeError where it is read."""
+    rows.text_factory = bytes.decode
+
+
+@contextmanager
+def names(rows: sqlite3.Connection) -> Iterator[None]:
+    """Have names be read in a block whatever they are: a byte that is no UTF-8 is half of a surrogate pair there."""
+    rows.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
+    try:
+        yield
+    finally:
+        refuse_no_text(rows)
 
 
 def refusal(error: sqlite3.Error, where: str, *, what: str, hint: str) -> StateCacheError:

@@ -195,9 +195,10 @@ def test_a_flow_that_cannot_be_taken_in_is_named_and_those_after_it_are_taken_in
     assert both.next().load_state(large) is None, "nothing of a flow is taken in that cannot be as a whole"
 
 
+@pytest.mark.parametrize("stored", ["{no JSON", "[" * 5000, b'{"id": "\xff"}'], ids=["no JSON", "too deep", "no UTF-8"])
 @pytest.mark.parametrize("what", ["a save", "what it waits for"])
 def test_a_flow_that_is_no_json_is_named_and_those_after_it_are_taken_in(
-    both: Both, flow_id: str, tmp_path: Path, what: str
+    both: Both, flow_id: str, tmp_path: Path, what: str, stored: str | bytes
 ) -> None:
     source = tmp_path / "flows.db"
     theirs, last = SQLiteFlowPersistence(str(source)), f"{flow_id}-last"
@@ -205,7 +206,7 @@ def test_a_flow_that_is_no_json_is_named_and_those_after_it_are_taken_in(
         theirs.save_pending_feedback(one, context(one), Told(id=one))
     with sqlite3.connect(source) as rows:
         table, column = ("flow_states", "state_json") if what == "a save" else ("pending_feedback", "context_json")
-        rows.execute(f"UPDATE {table} SET {column} = ? WHERE flow_uuid = ?", ("{no JSON", flow_id))
+        rows.execute(f"UPDATE {table} SET {column} = CAST(? AS TEXT) WHERE flow_uuid = ?", (stored, flow_id))
     rows.close()
     for dry_run, written, same in ((True, 1, 0), (False, 1, 0), (False, 0, 1)):
         taken = _taken(source, dry_run=dry_run)
@@ -214,6 +215,21 @@ def test_a_flow_that_is_no_json_is_named_and_those_after_it_are_taken_in(
         assert taken["failed"][flow_id].startswith("what is stored cannot be read: ")
     assert both.next().load_state(flow_id) is None
     assert both.next().load_pending_feedback(last) is not None
+
+
+def test_a_flow_whose_id_is_no_utf_8_is_named_and_those_after_it_are_taken_in(
+    both: Both, flow_id: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "flows.db"
+    theirs = SQLiteFlowPersistence(str(source))
+    for one in ("damaged", flow_id):
+        theirs.save_state(one, "step", {"id": one})
+    with sqlite3.connect(source) as rows:
+        rows.execute("UPDATE flow_states SET flow_uuid = CAST(? AS TEXT) WHERE flow_uuid = 'damaged'", (b"\xff",))
+    rows.close()
+    taken = _taken(source)
+    assert (taken["flows"], taken["written"], list(taken["failed"])) == (2, 1, ["\udcff"])
+    assert both.next().load_state(flow_id) == {"id": flow_id}
 
 
 @pytest.mark.parametrize("text", ["", "no database, but a text that is long enough to be taken for one" * 9])

@@ -287,6 +287,37 @@ def test_what_is_not_stored_as_it_should_be_is_named_and_the_rest_is_taken_in(
     assert [session is not None for session in ours] == [True, "user" in damage, True]
 
 
+@pytest.mark.parametrize("vendor", ["sqlite", "file of a database service"], indirect=True)
+@pytest.mark.parametrize(
+    ("stored", "names"),
+    [
+        ("[" * 5000, ["orders", "orders:bob%3Ab", "orders:bob%3Ab:a%2F1"]),
+        (b'{"text": "\xff"}', ["orders", "orders:bob%3Ab", "orders:bob%3Ab:a%2F1"]),
+        (b"\xff", ["%ED%B3%BF", "orders:%ED%B3%BF", "orders:bob%3Ab:%ED%B3%BF"]),
+    ],
+    ids=["nested too deep", "no UTF-8", "names that are no UTF-8"],
+)
+def test_what_is_nested_too_deep_or_is_no_text_is_named_and_the_rest_is_taken_in(
+    cli: CommandLine, settings: Settings, vendor: Vendor, stored: str | bytes, names: list[str]
+) -> None:
+    asyncio.run(_filled(vendor, 3))
+    columns = {"app_states": "state", "user_states": "state", "events": "event_data"}
+    if stored == b"\xff":
+        columns = {"app_states": "app_name", "user_states": "user_id", "sessions": "id"}
+    with sqlite3.connect(vendor.words[-1].partition(":///")[2] or vendor.words[-1]) as rows:
+        for table, column in columns.items():
+            which = "app_name = 'orders'" if table == "app_states" else "user_id = 'bob:b'"
+            assert rows.execute(f"UPDATE {table} SET {column} = CAST(? AS TEXT) WHERE {which}", (stored,)).rowcount
+    rows.close()
+    for words in (["--dry-run"], [], []):
+        taken = cli("import", *vendor.words, "--json", *words)
+        assert (taken.status, taken.json["kept"]) == (1, []), taken
+        assert list(taken.json["failed"]) == names
+        assert all(why.startswith("what is stored cannot be read: ") for why in taken.json["failed"].values())
+        assert taken.json["written"] + taken.json["same"] == 6
+    assert [session is not None for session in asyncio.run(_ours(settings))] == [True, False, True]
+
+
 async def test_a_session_is_taken_in_as_it_was_at_one_moment_though_somebody_goes_on_with_it_there(
     settings: Settings, vendor: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

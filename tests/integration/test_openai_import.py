@@ -128,6 +128,33 @@ def test_an_import_of_sessions_that_was_cut_off_goes_on(
 
 
 @pytest.mark.parametrize(
+    ("column", "value"),
+    [("message_data", "[" * 5000), ("message_data", b'{"a":"\xff"}'), ("session_id", b"m\xff")],
+    ids=["an item that is nested too deep", "an item that is no UTF-8", "an id that is no UTF-8"],
+)
+def test_a_session_that_cannot_be_read_is_named_and_those_after_it_are_taken_in(
+    cli: CommandLine, settings: Settings, tmp_path: Path, column: str, value: str | bytes
+) -> None:
+    source, is_id = tmp_path / "conversations.db", column == "session_id"
+    for one in ("a", "m", "z"):
+        _add(source, one, items(2))
+    with sqlite3.connect(source) as rows:
+        for table in ("agent_messages", *["agent_sessions"] * is_id):
+            rows.execute(f"UPDATE {table} SET {column} = CAST(? AS TEXT) WHERE session_id = 'm'", (value,))
+    rows.close()
+    name = "m\udcff" if is_id else "m"
+    for words in (["--dry-run"], [], []):
+        taken = cli("import", "openai-sqlite", str(source), "--json", *words)
+        assert (taken.status, taken.json["sessions"], taken.json["unreadable"]) == (1, 3, 0), taken
+        assert (taken.json["written"] + taken.json["same"], taken.json["kept"]) == (4, [])
+        assert list(taken.json["failed"]) == [name]
+        assert taken.json["failed"][name].startswith("what is stored cannot be read: ")
+    assert [_there(settings, one) for one in ("a", "m", "z")] == [items(2), [], items(2)]
+    told = cli("import", "openai-sqlite", str(source)).err
+    assert f"statecache: {'m' + chr(92) + 'udcff' if is_id else 'm'}: not taken in: what is stored" in told
+
+
+@pytest.mark.parametrize(
     ("session", "content", "why"),
     [("m", "x" * (9 << 20), "an item is 9,437,265 bytes, more than the limit of 8,388,608 bytes"),
      ("m\0", "x", "session_id 'm\\x00' holds a NUL")],

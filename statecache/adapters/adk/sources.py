@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -19,7 +19,7 @@ from google.adk.sessions.session import Session
 from statecache import ConfigurationError, StateCacheError, Unavailable, UsageError
 from statecache.adapters.adk.documents import Of, Place
 from statecache.adapters.imported import NOT_READ, Unreadable
-from statecache.adapters.sqlite_files import moment, reading, refusal
+from statecache.adapters.sqlite_files import moment, names, reading, refusal, refuse_no_text
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -66,43 +66,59 @@ def sqlite_sessions(source: Path) -> Iterator[Stored]:
 
 
 def _states(rows: sqlite3.Connection) -> Iterator[OfAppOrUser | Unreadable]:
-    for (app_name,) in rows.execute("SELECT app_name FROM app_states ORDER BY 1").fetchall():
-        found = rows.execute("SELECT state FROM app_states WHERE app_name = ?", (app_name,)).fetchall()
-        yield from (_state(Place(app_name, "", ""), "app", partial(json.loads, state)) for (state,) in found)
-    for app_name, user_id in rows.execute("SELECT app_name, user_id FROM user_states ORDER BY 1, 2").fetchall():
-        user = Place(app_name, user_id, "")
-        found = rows.execute("SELECT state FROM user_states WHERE (app_name, user_id) = (?, ?)", user[:2]).fetchall()
-        yield from (_state(user, "user", partial(json.loads, state)) for (state,) in found)
+    with names(rows):
+        apps = rows.execute("SELECT app_name FROM app_states ORDER BY 1").fetchall()
+        users = rows.execute("SELECT app_name, user_id FROM user_states ORDER BY 1, 2").fetchall()
+    of_app = "SELECT state FROM app_states WHERE app_name = ?"
+    for (app_name,) in apps:
+        yield from _state(Place(app_name, "", ""), "app", partial(_stored_states, rows, of_app, (app_name,)))
+    of_user = "SELECT state FROM user_states WHERE (app_name, user_id) = (?, ?)"
+    for app_name, user_id in users:
+        read = partial(_stored_states, rows, of_user, (app_name, user_id))
+        yield from _state(Place(app_name, user_id, ""), "user", read)
+
+
+def _stored_states(rows: sqlite3.Connection, asked: str, key: tuple[str, ...]) -> list[Any]:
+    """Return the state that a query is for, or nothing where it is gone."""
+    return [json.loads(state) for (state,) in rows.execute(asked, key).fetchall()]
 
 
 def _sessions(rows: sqlite3.Connection) -> Iterator[Session | Unreadable]:
-    every = "SELECT app_name, user_id, id FROM sessions ORDER BY 1, 2, 3"
+    with names(rows):
+        every = rows.execute("SELECT app_name, user_id, id FROM sessions ORDER BY 1, 2, 3").fetchall()
+    for row in every:
+        place = Place(*row)
+        session = _session(place, partial(_session_of, rows, place))
+        if session is not None:
+            yield session
+
+
+def _session_of(rows: sqlite3.Connection, place: Place) -> Session | None:
+    """Return a session with its events; None where it is gone."""
     session = "SELECT state, update_time FROM sessions WHERE (app_name, user_id, id) = (?, ?, ?)"
     events = "SELECT event_data FROM events WHERE (app_name, user_id, session_id) = (?, ?, ?) ORDER BY timestamp, rowid"
-    for place in [Place(*row) for row in rows.execute(every).fetchall()]:
-        with moment(rows):
-            stored = rows.execute(session, place).fetchone()
-            found = rows.execute(events, place).fetchall()
-        if stored is not None:
-            yield _session(place, partial(_session_of, place, stored, found))
-
-
-def _session_of(place: Place, stored: tuple[str, float], events: Iterable[tuple[str]]) -> Session:
+    with moment(rows):
+        stored = rows.execute(session, place).fetchone()
+        found = rows.execute(events, place).fetchall()
+    if stored is None:
+        return None
     state, updated = stored
     return Session(
         app_name=place.app_name, user_id=place.user_id, id=place.session_id,
         state=json.loads(state), last_update_time=updated,
-        events=[Event.model_validate_json(event) for (event,) in events],
+        events=[Event.model_validate_json(event) for (event,) in found],
     )  # fmt: skip
 
 
-def _state(place: Place, of: Of, read: Callable[[], Any]) -> OfAppOrUser | Unreadable:
-    """Return the state of an app or of a user, or why it cannot be read."""
-    state = OfAppOrUser(place, of, {})
+def _state(place: Place, of: Of, read: Callable[[], list[Any]]) -> Iterator[OfAppOrUser | Unreadable]:
+    """Yield the state of an app or of a user, or why it cannot be read; nothing where it is gone."""
+    found = OfAppOrUser(place, of, {})
     try:
-        return state._replace(state=dict(read()))
+        every = [found._replace(state=dict(state)) for state in read()]
     except NOT_READ as error:
-        return Unreadable(state.name, error)
+        yield Unreadable(found.name, error)
+    else:
+        yield from every
 
 
 def _session(place: Place, read: Callable[[], T]) -> T | Unreadable:
@@ -159,6 +175,7 @@ def _engine(url: str) -> Engine:
         engine = create_engine(named.set(drivername=_DRIVERS.get(backend, named.drivername)))
         if backend != "sqlite":
             return engine.execution_options(isolation_level="REPEATABLE READ")
+        event.listen(engine, "connect", lambda driver, _: refuse_no_text(driver))
         event.listen(engine, "begin", lambda rows: rows.exec_driver_sql("BEGIN"))  # its driver does not for a read
         return engine
     except exc.ArgumentError as error:
@@ -173,21 +190,21 @@ def _states_of(rows: sqlalchemy_orm.Session) -> Iterator[OfAppOrUser | Unreadabl
     from sqlalchemy import select
 
     key = StorageUserState.app_name, StorageUserState.user_id
-    with _moment_of(rows):
+    with _moment_of(rows), _names_of(rows):
         apps = rows.scalars(select(StorageAppState.app_name).order_by(StorageAppState.app_name)).all()
         users = rows.execute(select(*key).order_by(*key)).all()
     for app_name in apps:
-        read = partial(_state_of, rows, StorageAppState, app_name)
-        yield _state(Place(app_name, "", ""), "app", read)
+        yield from _state(Place(app_name, "", ""), "app", partial(_states_at, rows, StorageAppState, app_name))
     for app_name, user_id in users:
-        read = partial(_state_of, rows, StorageUserState, (app_name, user_id))
-        yield _state(Place(app_name, user_id, ""), "user", read)
+        read = partial(_states_at, rows, StorageUserState, (app_name, user_id))
+        yield from _state(Place(app_name, user_id, ""), "user", read)
 
 
-def _state_of(rows: sqlalchemy_orm.Session, table: type[Any], key: Any) -> dict[str, Any]:
+def _states_at(rows: sqlalchemy_orm.Session, table: type[Any], key: Any) -> list[Any]:
+    """Return the state of that key, or nothing where it is gone."""
     with _moment_of(rows):
         found = rows.get(table, key)
-        return {} if found is None else dict(found.state)
+        return [] if found is None else [found.state]
 
 
 @contextmanager
@@ -200,12 +217,20 @@ def _moment_of(rows: sqlalchemy_orm.Session) -> Iterator[None]:
         rows.rollback()
 
 
+@contextmanager
+def _names_of(rows: sqlalchemy_orm.Session) -> Iterator[None]:
+    """Have names be read in a block whatever they are: SQLite's may be no UTF-8."""
+    driver = rows.connection().connection.driver_connection
+    with names(driver) if isinstance(driver, sqlite3.Connection) else nullcontext():
+        yield
+
+
 def _sessions_of(rows: sqlalchemy_orm.Session) -> Iterator[Session | Unreadable]:
     from google.adk.sessions.schemas.v1 import StorageSession
     from sqlalchemy import select
 
     key = StorageSession.app_name, StorageSession.user_id, StorageSession.id
-    with _moment_of(rows):
+    with _moment_of(rows), _names_of(rows):
         places = [Place(*row) for row in rows.execute(select(*key).order_by(*key))]
     for place in places:
         session = _session(place, partial(_stored_session, rows, place))

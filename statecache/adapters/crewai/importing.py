@@ -21,7 +21,7 @@ from statecache import Delete, Set, State, VersionConflict
 from statecache.adapters.crewai.persistence import NAMESPACE, flow_name, reason_of
 from statecache.adapters.imported import IMPORT, NOT_READ, Unreadable, newest, proven, refuse_larger, take_in, was_here
 from statecache.adapters.items import given, kept, same
-from statecache.adapters.sqlite_files import moment, reading
+from statecache.adapters.sqlite_files import moment, names, reading
 
 if TYPE_CHECKING:
     from statecache import AsyncNamespace, AsyncStateCache, Durability
@@ -132,17 +132,19 @@ def sqlite_flows(source: Path) -> Iterator[StoredFlow | Unreadable]:
 
 
 def _flows(rows: sqlite3.Connection) -> Iterator[StoredFlow | Unreadable]:
-    for (flow_uuid,) in rows.execute("SELECT DISTINCT flow_uuid FROM flow_states ORDER BY flow_uuid").fetchall():
+    with names(rows):
+        every = rows.execute("SELECT DISTINCT flow_uuid FROM flow_states ORDER BY flow_uuid").fetchall()
+    for (flow_uuid,) in every:
         yield _flow(rows, flow_uuid)
 
 
 def _flow(rows: sqlite3.Connection, flow_uuid: str) -> StoredFlow | Unreadable:
     saves = "SELECT method_name, state_json FROM flow_states WHERE flow_uuid = ? ORDER BY id"
     waits = "SELECT context_json, state_json FROM pending_feedback WHERE flow_uuid = ?"
-    with moment(rows):
-        saved = rows.execute(saves, (flow_uuid,)).fetchall()
-        waiting = rows.execute(waits, (flow_uuid,)).fetchone()
     try:
+        with moment(rows):
+            saved = rows.execute(saves, (flow_uuid,)).fetchall()
+            waiting = rows.execute(waits, (flow_uuid,)).fetchone()
         found = [(method, json.loads(state)) for method, state in saved]
         pending = None if waiting is None else {"context": json.loads(waiting[0]), "state": json.loads(waiting[1])}
     except NOT_READ as error:

@@ -9,6 +9,7 @@ that cannot be taken in is named too, and those after it are taken in.
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -21,14 +22,14 @@ import msgspec
 from statecache import OutcomeUnknown, VersionConflict
 from statecache.adapters.applied import is_applied
 from statecache.adapters.filling import lots
-from statecache.adapters.imported import IMPORT, NOT_READ, may_go_on, proven, refuse_larger, take_in
+from statecache.adapters.imported import IMPORT, NOT_READ, Unreadable, may_go_on, proven, refuse_larger, take_in
 from statecache.adapters.items import kept, same
 from statecache.adapters.openai_agents.pages import Place, added
 from statecache.adapters.openai_agents.session import NAMESPACE
 from statecache.adapters.pages import PAGE_FRAME_BYTES, Found, read_pages
 from statecache.adapters.plans import arun
 from statecache.adapters.segments import refuse_parted
-from statecache.adapters.sqlite_files import reading
+from statecache.adapters.sqlite_files import names, reading
 
 if TYPE_CHECKING:
     from statecache import AsyncNamespace, AsyncStateCache, Durability
@@ -55,7 +56,7 @@ class StoredSession(NamedTuple):
 
 
 async def import_sessions(
-    sessions: Iterable[StoredSession], cache: AsyncStateCache, *, progress: Callable[[int], object],
+    sessions: Iterable[StoredSession | Unreadable], cache: AsyncStateCache, *, progress: Callable[[int], object],
     namespace: str = NAMESPACE, durability: Durability | None = None, dry_run: bool = False,
 ) -> ImportedSessions:  # fmt: skip
     """Add what sessions hold to those of the same id; `progress` is told how many items it has gone through.
@@ -67,8 +68,11 @@ async def import_sessions(
     taking = _Taking(view, cache.settings.value_bytes_max, dry_run=dry_run, progress=progress)
     for one in sessions:
         taking.done.sessions += 1
-        taking.done.unreadable += one.unreadable
-        await take_in(one.session_id, partial(taking.session, one), taking.done)
+        if isinstance(one, Unreadable):
+            one.note(taking.done)
+        else:
+            taking.done.unreadable += one.unreadable
+            await take_in(one.session_id, partial(taking.session, one), taking.done)
     return taking.done
 
 
@@ -116,21 +120,30 @@ class _Taking:
         return revision
 
 
-def sqlite_sessions(source: Path) -> Iterator[StoredSession]:
-    """Yield what the sessions in a file of SQLite hold; nothing is written there.
+def sqlite_sessions(source: Path) -> Iterator[StoredSession | Unreadable]:
+    """Yield what the sessions in a file of SQLite hold, or why that cannot be read; nothing is written there.
 
     Raises UsageError where the file is not there, and ConfigurationError where it holds no sessions of the SDK.
     """
     hint = "SQLiteSession(session_id, FILE) writes such files; tables with other names are not known here."
     with reading(source, what="sessions of the OpenAI Agents SDK", hint=hint) as rows:
-        for (name,) in rows.execute("SELECT session_id FROM agent_sessions ORDER BY session_id").fetchall():
-            asked = "SELECT message_data FROM agent_messages WHERE session_id = ? ORDER BY id"
-            texts = [text for (text,) in rows.execute(asked, (name,))]
-            items = [*_read(texts)]
-            yield StoredSession(name, items, len(texts) - len(items))
+        with names(rows):
+            every = rows.execute("SELECT session_id FROM agent_sessions ORDER BY session_id").fetchall()
+        for (session_id,) in every:
+            yield _session(rows, session_id)
+
+
+def _session(rows: sqlite3.Connection, session_id: str) -> StoredSession | Unreadable:
+    asked = "SELECT message_data FROM agent_messages WHERE session_id = ? ORDER BY id"
+    try:
+        texts = [text for (text,) in rows.execute(asked, (session_id,))]
+        items = [*_read(texts)]
+    except NOT_READ as error:
+        return Unreadable(session_id, error)
+    return StoredSession(session_id, items, len(texts) - len(items))
 
 
 def _read(texts: list[str]) -> Iterator[Any]:
     for text in texts:
-        with suppress(*NOT_READ):
+        with suppress(json.JSONDecodeError, TypeError):  # as the SDK does
             yield json.loads(text)
