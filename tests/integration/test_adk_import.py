@@ -287,6 +287,39 @@ def test_what_is_not_stored_as_it_should_be_is_named_and_the_rest_is_taken_in(
     assert [session is not None for session in ours] == [True, "user" in damage, True]
 
 
+@pytest.mark.parametrize(
+    "data", ["{}", '{"author": "user", "timestamp": 1.5}', '{"id": "", "timestamp": 1}', '{"id": "e"}']
+)
+def test_an_event_that_would_be_another_at_each_read_cannot_be_read(
+    cli: CommandLine, settings: Settings, tmp_path: Path, data: str
+) -> None:
+    file = tmp_path / "sessions.db"
+    vendor = Vendor(lambda: SqliteSessionService(str(file)), "adk-sqlite", str(file))
+    asyncio.run(_filled(vendor, 1))
+    with sqlite3.connect(file) as rows:
+        rows.execute("UPDATE events SET event_data = ? WHERE user_id = 'bob:b'", (data,))
+    rows.close()
+    for _ in range(2):
+        taken = cli("import", *vendor.words, "--json").json
+        assert (list(taken["failed"]), taken["kept"]) == (["orders:bob%3Ab:a%2F1"], [])
+
+
+@pytest.mark.parametrize("pairs", ['[["a", 2]]', "[]"])
+def test_a_state_that_is_no_object_cannot_be_read_though_pairs_would_make_one(
+    cli: CommandLine, settings: Settings, vendor: Vendor, pairs: str
+) -> None:
+    asyncio.run(_filled(vendor, 1))
+    url = vendor.words[-1]
+    on = psycopg.connect(url) if url.startswith("postgresql") else sqlite3.connect(url.partition(":///")[2] or url)
+    with on:
+        for table in ("app_states", "sessions"):
+            on.execute(f"UPDATE {table} SET state = '{pairs}' WHERE app_name = 'other'")
+    on.close()
+    for _ in range(2):
+        taken = cli("import", *vendor.words, "--json").json
+        assert (list(taken["failed"]), taken["kept"]) == (["other", "other:alice:42"], [])
+
+
 @pytest.mark.parametrize("vendor", ["sqlite", "file of a database service"], indirect=True)
 @pytest.mark.parametrize(
     ("stored", "names"),

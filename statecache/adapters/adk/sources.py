@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from google.adk.events.event import Event
 from google.adk.sessions.session import Session
+from pydantic import Field
 
 from statecache import ConfigurationError, StateCacheError, Unavailable, UsageError
 from statecache.adapters.adk.documents import Of, Place
@@ -45,6 +46,13 @@ class OfAppOrUser(NamedTuple):
     def name(self) -> str:
         """What it is named here."""
         return self.place.app if self.of == "app" else self.place.user
+
+
+class _StoredEvent(Event):
+    """An event as ADK stores it: of one without an id or a time it would make another at each read."""
+
+    id: str = Field(min_length=1)
+    timestamp: float
 
 
 class Stored(NamedTuple):
@@ -106,7 +114,7 @@ def _session_of(rows: sqlite3.Connection, place: Place) -> Session | None:
     return Session(
         app_name=place.app_name, user_id=place.user_id, id=place.session_id,
         state=json.loads(state), last_update_time=updated,
-        events=[Event.model_validate_json(event) for (event,) in found],
+        events=[_StoredEvent.model_validate_json(event) for (event,) in found],
     )  # fmt: skip
 
 
@@ -114,11 +122,18 @@ def _state(place: Place, of: Of, read: Callable[[], list[Any]]) -> Iterator[OfAp
     """Yield the state of an app or of a user, or why it cannot be read; nothing where it is gone."""
     found = OfAppOrUser(place, of, {})
     try:
-        every = [found._replace(state=dict(state)) for state in read()]
+        every = [found._replace(state=_object(state)) for state in read()]
     except NOT_READ as error:
         yield Unreadable(found.name, error)
     else:
         yield from every
+
+
+def _object(state: Any) -> dict[str, Any]:
+    """Return a state as a dictionary of its own; raise TypeError for one that is none."""
+    if not isinstance(state, dict):
+        raise TypeError("a state is an object of JSON")
+    return dict(state)
 
 
 def _session(place: Place, read: Callable[[], T]) -> T | Unreadable:
