@@ -24,11 +24,10 @@ _AGAIN = "Repeat the import: what it has taken in is there already."
 def reading(source: Path, *, what: str, hint: str) -> Iterator[sqlite3.Connection]:
     """Open a file, in which nothing is written.
 
-    Raises UsageError where it is not there, ConfigurationError where it cannot be opened, or does not hold the tables
-    that it should, and Unavailable where another process has locked it.
+    Raises UsageError where it is not there or no file, ConfigurationError where it cannot be opened, or does not hold
+    the tables that it should, and Unavailable where another process has locked it.
     """
-    if not source.is_file():
-        raise UsageError(f"{source} does not exist")
+    refuse_no_file(source)
     try:
         opened = sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True, timeout=_LOCKED_S_MAX)
         with closing(opened) as rows:
@@ -36,6 +35,12 @@ def reading(source: Path, *, what: str, hint: str) -> Iterator[sqlite3.Connectio
             yield rows
     except sqlite3.DatabaseError as error:
         raise refusal(error, str(source), what=what, hint=hint) from error
+
+
+def refuse_no_file(source: Path) -> None:
+    """Raise UsageError for what is not there, and for a directory."""
+    if not source.is_file():
+        raise UsageError(f"{source} is no file" if source.exists() else f"{source} does not exist")
 
 
 def refuse_no_text(rows: sqlite3.Connection) -> None:

@@ -431,6 +431,9 @@ def test_a_source_that_cannot_be_read_is_told(cli: CommandLine, settings: Settin
     for words in (("adk-sqlite", str(tmp_path / "none.db")), ("adk-database", f"sqlite:///{tmp_path}/none.db")):
         gone = cli("import", *words)
         assert (gone.status, "does not exist" in gone.err) == (2, True), gone
+    for words in (("adk-sqlite", str(tmp_path)), ("adk-database", f"sqlite:///{tmp_path}")):
+        directory = cli("import", *words)
+        assert (directory.status, f"{tmp_path} is no file" in directory.err) == (2, True), directory
     for name in ("text.db", "other.db"):
         for words in (("adk-sqlite", str(tmp_path / name)), ("adk-database", f"sqlite:///{tmp_path / name}")):
             strange = cli("import", *words)

@@ -296,6 +296,8 @@ def test_a_source_that_cannot_be_read_is_told(cli: CommandLine, vendors: str, tm
         assert away.err.startswith("statecache: ")
     gone = cli("import", "openai-sqlite", str(tmp_path / "none.db"))
     assert (gone.status, "does not exist" in gone.err) == (2, True), gone
+    directory = cli("import", "openai-sqlite", str(tmp_path))
+    assert (directory.status, f"{tmp_path} is no file" in directory.err) == (2, True), directory
     (tmp_path / "text.db").write_text("no database, but a text that is long enough to be taken for one" * 9)
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE t (n)").connection.close()
     for name in ("text.db", "other.db"):

@@ -20,7 +20,7 @@ from pydantic import Field
 from statecache import ConfigurationError, StateCacheError, Unavailable, UsageError
 from statecache.adapters.adk.documents import Of, Place
 from statecache.adapters.imported import NOT_READ, Unreadable
-from statecache.adapters.sqlite_files import moment, names, reading, refusal, refuse_no_text
+from statecache.adapters.sqlite_files import moment, names, reading, refusal, refuse_no_file, refuse_no_text
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -185,8 +185,8 @@ def _engine(url: str) -> Engine:
     try:
         named = make_url(url)
         backend = named.get_backend_name()
-        if backend == "sqlite" and not (named.database and Path(named.database).is_file()):
-            raise UsageError(f"{named.database} does not exist")
+        if backend == "sqlite":
+            refuse_no_file(Path(named.database or ":memory:"))
         engine = create_engine(named.set(drivername=_DRIVERS.get(backend, named.drivername)))
         if backend != "sqlite":
             return engine.execution_options(isolation_level="REPEATABLE READ")
