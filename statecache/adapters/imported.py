@@ -2,7 +2,7 @@
 
     never written         it is taken in
     as an import left it  what is new is added: the newest change says `import` as its reason
-    anything else         it was gone on with here, or deleted, or erased: it is left alone
+    anything else         it was gone on with here, or deleted, or erased, or changed at its source: it is left alone
 
 A deleted state has a version, and one that was erased too, so that neither is taken for one that never was. Where
 somebody writes to the same just now, what is there by then is looked at again: another import may have been faster.

@@ -153,7 +153,8 @@ def test_what_was_gone_on_with_here_is_left_alone_and_named(
     assert there.status == 1
     assert there.out == "1 event of 3 sessions written, 10 there already\n"
     for name in ("orders", "orders:alice:42"):
-        assert f"statecache: {name}: left alone, in whole or in part, for it was changed or deleted here\n" in there.err
+        left = "left alone, in whole or in part, for it was changed or deleted, here or at its source"
+        assert f"statecache: {name}: {left}\n" in there.err
     ours = asyncio.run(_ours(settings))
     assert ours[0]["events"][-1]["content"]["parts"][0]["text"] == "here"
     assert ours[0]["state"]["app:last"] == "here"

@@ -387,7 +387,7 @@ def test_the_command_names_a_thread_that_was_gone_on_with_here(
         again = cli("import", "langgraph-postgres", url)
         assert (
             again.status,
-            "here: left alone, in whole or in part, for it was changed or deleted here" in again.err,
+            "here: left alone, in whole or in part, for it was changed or deleted, here or at its source" in again.err,
         ) == (1, True), again
         assert all_told(ours, "here") == before
         assert all_told(ours, "there") == all_told(theirs, "there")

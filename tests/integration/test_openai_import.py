@@ -16,6 +16,8 @@ from statecache.adapters.openai_agents import StateCacheSession
 from tests.support.command_line import CommandLine
 from tests.support.openai_sessions import items
 
+LEFT_ALONE = "left alone, in whole or in part, for it was changed or deleted, here or at its source"
+
 
 @pytest.fixture
 def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
@@ -67,7 +69,7 @@ def test_sessions_are_taken_in_once_and_what_is_new_later(
     _add(source, "long", items(1206, since=1205))
     again = cli("import", "openai-sqlite", str(source))
     assert again.status == 1
-    assert "statecache: long: left alone, in whole or in part, for it was changed or deleted here\n" in again.err
+    assert f"statecache: long: {LEFT_ALONE}\n" in again.err
     assert _there(settings, "long")[:-1] == items(1205)
     assert cli("import", "openai-sqlite", str(source), "--json").json["kept"] == ["long"]
 
@@ -97,11 +99,24 @@ def test_what_was_taken_out_of_sessions_here_is_not_brought_back(
         again = cli("import", "openai-sqlite", str(source), *words)
         assert (again.status, "0 items of 5 sessions" in again.out) == (1, True), again
         for session in changed:
-            assert (
-                f"statecache: {session}: left alone, in whole or in part, for it was changed or deleted here\n"
-                in again.err
-            )
+            assert f"statecache: {session}: {LEFT_ALONE}\n" in again.err
         assert [_there(settings, one) for one in changed] == [[], [], items(2), items(5)]
+
+
+def test_a_session_that_was_changed_at_its_source_is_not_said_to_be_changed_here(
+    cli: CommandLine, settings: Settings, tmp_path: Path
+) -> None:
+    source = tmp_path / "conversations.db"
+    _add(source, "s", items(3))
+    assert cli("import", "openai-sqlite", str(source)).status == 0
+    one = SQLiteSession("s", source)
+    asyncio.run(one.pop_item())
+    one.close()
+    for added in ([], [{"role": "user", "content": "another"}]):
+        _add(source, "s", added)
+        again = cli("import", "openai-sqlite", str(source))
+        assert (again.status, again.err) == (1, f"statecache: s: {LEFT_ALONE}\n"), again
+    assert _there(settings, "s") == items(3)
 
 
 def test_an_import_of_sessions_that_was_cut_off_goes_on(

@@ -2,8 +2,8 @@
 
 A session is read with all of its events, and added to the one of the same names in lots. What is there already is
 passed over where it is the same, so an import that was cut off, or is made again later, adds what is missing. A session
-that holds anything else, or that anybody but an import has written last, was gone on with here: it is left alone, and
-named. So is the state of an app or of a user. What cannot be taken in is named too, and what follows is taken in.
+that holds anything else, or that anybody but an import has written last, was changed here or there: it is left alone,
+and named. So is the state of an app or of a user. What cannot be taken in is named too, and what follows is taken in.
 """
 
 from __future__ import annotations

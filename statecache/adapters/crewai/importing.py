@@ -2,8 +2,8 @@
 
 Each save of a flow becomes a version of its state, the first one first. What is there already is passed over where it
 is the same, so an import that was cut off, or is made again later, adds what is missing. A flow that was saved, rolled
-back, deleted or erased here since is left alone, and named. One that cannot be taken in is named too, and those after
-it are taken in.
+back, deleted or erased here since, or that lost saves there, is left alone, and named. One that cannot be taken in is
+named too, and those after it are taken in.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class NamesPaths(Protocol):
 class ImportedThreads(msgspec.Struct, kw_only=True):
     """What an import did: checkpoints by what became of them, and threads.
 
-    `kept` names those that were left alone, in whole or in part, for they were changed or deleted here; `failed` says
-    why others could not be taken in.
+    `kept` names those that were left alone, in whole or in part, for they were changed or deleted, here or
+    at their source; `failed` says why others could not be taken in.
     """
 
     threads: int = 0

@@ -2,8 +2,8 @@
 
 A session is read from its first item, and added to the one of the same id in lots. What is there already is passed over
 where it is the same, so an import that was cut off, or is made again later, adds what is missing. A session that holds
-anything else, or that anybody but an import has written last, was gone on with here: it is left alone, and named. One
-that cannot be taken in is named too, and those after it are taken in.
+anything else, or that anybody but an import has written last, was changed here or in the file: it is left alone, and
+named. One that cannot be taken in is named too, and those after it are taken in.
 """
 
 from __future__ import annotations

@@ -140,7 +140,10 @@ def _run(asked: Asked, what: str, work: Callable[..., Awaitable[Any]]) -> Any:
 
 
 def _taken(done: Any, noun: str, of: str, notes: list[str]) -> Taken:
-    left = [f"{plain(name)}: left alone, in whole or in part, for it was changed or deleted here" for name in done.kept]
+    left = [
+        f"{plain(name)}: left alone, in whole or in part, for it was changed or deleted, here or at its source"
+        for name in done.kept
+    ]
     refused = [f"{plain(name)}: not taken in: {plain(why)}" for name, why in done.failed.items()]
     return Taken(done, noun, of, [*notes, *left, *refused], finding=bool(done.kept or done.failed))
 
