@@ -116,6 +116,36 @@ def test_a_shard_whose_row_a_restore_of_data_alone_left_out_is_named(
                 assert "nothing is left" not in str(cache.close(drain=0.5))
 
 
+def test_a_shard_whose_row_a_restore_left_out_is_still_named_once_workers_have_flushed_past_what_came_back(
+    make_settings: MakeSettings, redis_raw: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No change is above the watermark any more, but two commits are at one position."""
+    settings = make_settings(shards=1)
+    cli = CommandLine(settings, monkeypatch, capsys)
+    with StateCache(settings=settings) as cache:
+        cache.set("runs/1", 1)
+    asyncio.run(_flush(settings))
+    with psycopg.connect(settings.postgres_url, autocommit=True) as connection:
+        connection.execute(f"SET search_path = {settings.postgres_schema}".encode())
+        connection.execute("CREATE TABLE away AS SELECT * FROM change; DELETE FROM change; DELETE FROM state")
+        connection.execute("DELETE FROM epoch; UPDATE shard SET epoch = 0, replid = '', flushed = 0, owner = NULL")
+        redis_raw.unlink(*redis_raw.scan_iter(f"{settings.prefix}:*"))
+        assert cli("migrate").status == 0
+        with StateCache(settings=settings) as cache:
+            cache.set("runs/2", 1)
+            cache.set("runs/2", 2)
+        asyncio.run(_flush(settings))
+        for command in ("doctor", "status", "verify"):
+            assert "rows of shard" not in cli(command).out
+        connection.execute("INSERT INTO change SELECT * FROM away; DROP TABLE away")
+        above = "SELECT FROM change JOIN shard USING (shard) WHERE n > flushed"
+        assert connection.execute(above.encode()).fetchone() is None
+    for command in ("doctor", "status", "verify"):
+        ended = cli(command)
+        assert "the rows of shard that belong to those of change and epoch" in " ".join(ended.out.split()), command
+        assert ended.status == 1
+
+
 def test_a_table_that_is_not_logged_is_named_with_what_makes_it_so(
     make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
