@@ -23,6 +23,7 @@ Member = Annotated[str, typer.Option("--member", help="The member of a value tha
 def list_command(postgres_url: PostgresUrl = None, as_json: AsJson = False) -> int:
     """List the namespaces whose vectors are indexed, and how many states workers have yet to take in.
 
+    Exit status 1 when an index cannot be searched, takes nothing in, or has refused states, with what to do.
     With --json, one object with `indexes`, a list.
 
     \b
@@ -30,9 +31,11 @@ def list_command(postgres_url: PostgresUrl = None, as_json: AsJson = False) -> i
       statecache vectors list
       statecache vectors list --json
     """
+    from statecache.cli.vector_troubles import vector_troubles
     from statecache.core.postgres.vector_indexes import indexes
 
     found = asyncio.run(indexes(settings_of(postgres_url=postgres_url)))
+    troubles = [*vector_troubles((one.namespace, one.refused, one.trouble) for one in found)]
     if as_json:
         print_json({"indexes": found})
     elif not found:
@@ -42,7 +45,9 @@ def list_command(postgres_url: PostgresUrl = None, as_json: AsJson = False) -> i
         for one in found:
             if not one.ready:
                 tell(f"{one.namespace}: searches compare all until a worker has made it anew, which takes pgvector")
-    return OK if all(one.ready for one in found) else FINDING
+        for trouble in troubles:
+            tell(f"{trouble.what}; {trouble.costs}: {trouble.remedy}")
+    return OK if all(one.ready for one in found) and not troubles else FINDING
 
 
 def create(

@@ -8,11 +8,14 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings
+from statecache.core.postgres.vector_indexes import create
 from statecache.sql import statement
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, rows
 from tests.support.command_line import CommandLine
-from tests.support.vectors import need_pgvector, take_in
+from tests.support.vectors import DIMS, near, need_pgvector, refuse, refuse_no_more, take_in
+
+_LOOKS = (("status", "--json"), ("doctor", "--json"))
 
 
 @pytest.fixture
@@ -34,7 +37,7 @@ async def test_an_index_is_made_listed_and_dropped(
     assert made == (0, "the vectors of 'notes' are indexed from now on; workers take in 1 state\n", "")
     ((table,),) = rows(psql, "SELECT relation FROM vector_index")
     fact = {"namespace": "notes", "member": "embedding", "dims": 2, "ready": True, "table": table}
-    fact |= {"waiting": 1, "refused": 0}
+    fact |= {"waiting": 1, "refused": 0, "trouble": ""}
     assert (await cli.beside("vectors", "list", "--json")).json == {"indexes": [fact]}
     take_in(psql)
     told = await cli.beside("vectors", "list")
@@ -46,6 +49,44 @@ async def test_an_index_is_made_listed_and_dropped(
     gone = await cli.beside("vectors", "drop", "notes", "--yes", "--json")
     assert (gone.status, gone.json) == (0, {"namespace": "notes", "dropped": True})
     assert await cli.beside("vectors", "drop", "notes", "--yes") == (1, "no vectors of 'notes' were indexed\n", "")
+
+
+async def test_what_keeps_states_out_of_an_index_is_told_with_what_to_do(
+    cli: CommandLine, settings: Settings, cache: AsyncStateCache, worker: Worker, psql: psycopg.Connection[Any]
+) -> None:
+    """It was all called healthy: nothing needed a person."""
+    need_pgvector(psql)
+
+    async def told() -> list[str]:
+        listed, status, doctor = [await cli.beside(*one) for one in (("vectors", "list"), *_LOOKS)]
+        lines = [one for one in status.json["attention"] if "vectors" in one]
+        assert [line.removeprefix("statecache: ") for line in listed.err.splitlines()] == lines
+        found = [one for one in doctor.json["findings"] if "vectors" in one["what"]]
+        assert [f"{one['what']}; {one['costs']}: {one['remedy']}" for one in found] == lines
+        assert {one["severity"] for one in found} <= {"warning"}
+        assert (listed.status, status.status) == ((1, 1) if lines else (0, 0))
+        return lines
+
+    await flush(worker)
+    await create(settings, "notes", member="vectors", dims=DIMS)
+    assert await told() == []
+    refuse(psql, "notes", "53100")
+    await cache.set("notes/a", {"vectors": near(0.1)})
+    await flush(worker)
+    assert rows(psql, "SELECT index_vectors(1000)") == [(0,)]
+    (line,) = await told()
+    assert line.startswith("the index of the vectors of 'notes' takes nothing in: 53100: it has 53100; searches")
+    refuse_no_more(psql)
+    refuse(psql, "notes", "22003")
+    take_in(psql)
+    (line,) = await told()
+    assert line.startswith("the index of the vectors of 'notes' has refused 1 state for the data; searches do not find")
+    assert "`statecache vectors drop notes` and `create` it again" in line
+    refuse_no_more(psql)
+    assert (await cli.beside("vectors", "drop", "notes", "--yes")).status == 0
+    await create(settings, "notes", member="vectors", dims=DIMS)
+    take_in(psql)
+    assert await told() == []
 
 
 async def test_a_server_without_pgvector_is_told_so(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,22 @@ import pytest
 from statecache import AsyncStateCache, LimitExceeded, Settings, UsageError
 from statecache.core.postgres.vector_indexes import create, drop, indexes
 from statecache.core.read import nearest as searching
+from statecache_workers import vector_indexing
 from statecache_workers.worker import Worker
-from tests.fixtures.flusher import flush, rows
-from tests.support.vectors import DIMS, QUERY, found, near, need_pgvector, packed, table, take_in
+from tests.fixtures.flusher import Log, flush, flushing, rows, turn_until
+from tests.support.polling import pause
+from tests.support.vectors import (
+    DIMS,
+    QUERY,
+    found,
+    near,
+    need_pgvector,
+    packed,
+    refuse,
+    refuse_no_more,
+    table,
+    take_in,
+)  # fmt: skip
 
 Psql = psycopg.Connection[Any]
 FAR = ["notes/b", "notes/a"]
@@ -146,6 +159,77 @@ async def test_a_state_that_is_refused_by_the_index_is_counted_and_left_out(
     take_in(psql)
     assert [one.refused for one in await indexes(settings)] == [1]
     assert await found(cache) == ["notes/d", *FAR]
+
+
+@pytest.mark.parametrize("sqlstate", ["22003", "23514", "54000", "P0001"])
+async def test_what_blames_the_data_refuses_a_state_and_nothing_else(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql, sqlstate: str
+) -> None:
+    refuse(psql, "notes", sqlstate, rows_of="notes/b")
+    await cache.set_many({"notes/b": {"vectors": near(0.3)}, "notes/c": {"vectors": near(0.4)}})
+    await flush(worker)
+    take_in(psql)
+    assert [(one.refused, one.trouble) for one in await indexes(settings)] == [(1, "")]
+    assert await found(cache) == ["notes/c", "notes/a"]
+
+
+@pytest.mark.parametrize("sqlstate", ["40001", "42501", "53100", "55P03", "58030", "XX000", "3F000"])
+async def test_what_a_trouble_keeps_out_waits_is_found_and_is_taken_in_after_it(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql, sqlstate: str
+) -> None:
+    """It left the list of what waits for good, and the index as well."""
+    await create(settings, "jobs", member="vectors", dims=DIMS)
+    refuse(psql, "notes", sqlstate, rows_of="notes/b")
+    keys = ["notes/c", "notes/b", "notes/d", "jobs/a"]
+    await cache.set_many({key: {"vectors": near(0.3 + at / 10)} for at, key in enumerate(keys)})
+    await flush(worker)
+    for _ in range(2):
+        while rows(psql, "SELECT index_vectors(1000)") != [(0,)]:
+            pass
+        jobs, notes = await indexes(settings)
+        assert (jobs.waiting, jobs.refused, jobs.trouble) == (0, 0, "")
+        assert (notes.ready, notes.refused, notes.trouble) == (True, 0, f"{sqlstate}: it has {sqlstate}")
+        assert notes.waiting > 0
+        assert await found(cache) == ["notes/d", "notes/b", "notes/c", "notes/a"]
+        assert await found(cache, prefix="jobs/") == ["jobs/a"]
+    refuse_no_more(psql)
+    take_in(psql)
+    assert [(one.refused, one.trouble) for one in await indexes(settings)] == [(0, "")] * 2
+    assert await found(cache) == ["notes/d", "notes/b", "notes/c", "notes/a"]
+
+
+async def test_an_index_that_cannot_be_made_anew_holds_up_no_other(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql
+) -> None:
+    name = _table(psql)
+    await create(settings, "jobs", member="vectors", dims=DIMS)
+    psql.execute(f'DROP TABLE "{name}"; CREATE VIEW "{name}" AS SELECT 1 AS one'.encode())
+    await cache.set_many({"notes/c": {"vectors": near(0.3)}, "jobs/a": {"vectors": near(0.4)}})
+    await flush(worker)
+    assert rows(psql, "SELECT index_vectors(1000)") == [(1,)]
+    jobs, notes = await indexes(settings)
+    assert (jobs.waiting, jobs.trouble) == (0, "")
+    assert (notes.ready, notes.trouble) == (False, f'42809: "{name}" is not a table')
+    psql.execute(f'DROP VIEW "{name}"'.encode())
+    take_in(psql)
+    assert [(one.ready, one.trouble) for one in await indexes(settings)] == [(True, "")] * 2
+    assert await found(cache) == ["notes/c", *FAR]
+
+
+async def test_a_worker_says_what_is_in_the_way_and_tries_again(
+    cache: AsyncStateCache, worker: Worker, psql: Psql, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_indexing, "LOOK_S", 0.1)
+    worker.janitor.vectors._next_look = 0.0
+    refuse(psql, "notes", "53100")
+    await cache.set("notes/c", {"vectors": near(0.3)})
+    await turn_until(worker, log, "vectors_wait")
+    assert log.of("vectors_wait")[0] == {"detail": "notes: 53100: it has 53100"}
+    refuse_no_more(psql)
+    async with flushing(worker), asyncio.timeout(20):
+        while rows(psql, "SELECT FROM vector_pending"):
+            await pause()
+    assert [key for key, _ in table(psql)] == ["notes/a", "notes/b", "notes/c"]
 
 
 async def test_more_that_waits_than_can_be_compared_is_told_whatever_is_asked_for(

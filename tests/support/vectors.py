@@ -46,6 +46,25 @@ def take_in(psql: psycopg.Connection[Any]) -> None:
     assert rows(psql, "SELECT FROM vector_pending") == []
 
 
+def refuse(psql: psycopg.Connection[Any], namespace: str, sqlstate: str, *, rows_of: str = "") -> None:
+    """Have Postgres refuse what is added to an index, or a key's part of it, with an error of that SQLSTATE."""
+    ((name,),) = rows(psql, "SELECT relation FROM vector_index WHERE namespace = %s", namespace)
+    psql.execute(
+        f"""
+        CREATE OR REPLACE FUNCTION refused() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF NEW.key LIKE '{rows_of}%' THEN RAISE 'it has {sqlstate}' USING ERRCODE = '{sqlstate}'; END IF;
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER refused BEFORE INSERT ON "{name}" FOR EACH ROW EXECUTE FUNCTION refused()
+    """.encode()
+    )
+
+
+def refuse_no_more(psql: psycopg.Connection[Any]) -> None:
+    """Have Postgres take all again."""
+    psql.execute("DROP FUNCTION refused CASCADE")
+
+
 def table(psql: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
     """Return the keys and places that the one index holds."""
     ((name,),) = rows(psql, "SELECT relation FROM vector_index")

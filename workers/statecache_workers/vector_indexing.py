@@ -2,7 +2,9 @@
 
 A flush only notes which states have changed: an index of vectors is slow to be added to, and nobody who flushes waits
 for it. What was noted is taken in by short transactions on a connection of its own; until then searches look at it
-besides. Where Postgres is away, or refuses, it is tried again later.
+besides. Where Postgres is away, or refuses, it is tried again later. Where it is one index that cannot be added to, as
+for a right that lacks or a full disk, what waits for that one waits on, the others go on, and the reason stands beside
+the index, and in the log.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class VectorIndexing:
         self._next_look = self._monotonic() + LOOK_S
         try:
             async with database.transaction() as transaction:
-                (((found,),),) = await transaction.run(Call("vectors_indexed", {}))
+                (((found, _),),) = await transaction.run(Call("vectors_indexed", {}))
         except (PostgresUnavailable, Poison) as error:  # as where the schema is of an earlier release
             warn("vectors_wait", detail=str(error).partition("\n")[0])
             if not database.alive:
@@ -71,9 +73,13 @@ class VectorIndexing:
             while there:
                 begun = self._monotonic()
                 async with self._database.transaction() as transaction:
-                    (((there, done),),) = await transaction.run(Call("index_vectors", {"ms": TURN_MS}))
+                    turn, look = Call("index_vectors", {"ms": TURN_MS}), Call("vectors_indexed", {})
+                    ((done,),), ((there, trouble),) = await transaction.run(turn, look)
                     await transaction.commit()
                 self.indexed += done
+                if trouble and not done:  # nothing is left but what is in trouble
+                    warn("vectors_wait", detail=trouble)
+                    return
                 await TASKS.sleep(self._monotonic() - begun if done else PAUSE_S)
         except (PostgresUnavailable, ConfigurationError, Poison) as error:
             warn("vectors_wait", detail=str(error).partition("\n")[0])

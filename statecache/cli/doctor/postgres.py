@@ -15,6 +15,7 @@ from statecache.cli.doctor.findings import Finding, error, note, warning
 from statecache.cli.doctor.postgres_rights import Refused, hidden_of, may_read
 from statecache.cli.schema_check import Lack, lack_of, unapplied, unapplied_text
 from statecache.cli.status.table_locks import told_apart
+from statecache.cli.vector_troubles import vector_troubles
 from statecache.clock import wall
 from statecache.concurrency import TASKS
 from statecache.core.postgres.connection import brief, connect, milliseconds
@@ -62,6 +63,8 @@ class PostgresFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the migrations make and this schema lacks, as far as this role may see it."""
     hindered: Sequence[tuple[str, str, int]] = ()
     """Live workers that tell of trouble: which, what, and how many shards they leave to others."""
+    vectors: Sequence[tuple[str, int, str]] = ()
+    """Indexes of vectors with how many states they have refused, and what is in their way; '' where nothing is."""
     rows: Sequence[ShardRow] = ()
     """The shards' rows; none where this role may not see them."""
 
@@ -112,6 +115,7 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
         (row,) = await _rows(settings, connection, "worker_census", {})
         unowned = (row[1], settings.shards)
         hindered = [(row[0], row[1], row[2]) for row in await _rows(settings, connection, "doctor_workers", {})]
+    vectors = await _rows(settings, connection, "vector_troubles", {}) if readable("vector_index") else []
     if cluster and readable("shard"):
         asked = {"shards": list(range(settings.shards))}
         rows = [
@@ -135,6 +139,7 @@ async def _facts(settings: Settings, connection: psycopg.AsyncConnection[Any]) -
         lacking=lacking,
         unowned=unowned,
         hindered=hindered,
+        vectors=[(namespace, refused, trouble) for namespace, refused, trouble in vectors],
         version=server["version"],
         version_num=server["version_num"],
         settings=server["settings"],
@@ -173,6 +178,8 @@ def findings(facts: PostgresFacts, settings: Settings, *, worker: bool) -> Itera
     yield from _schema(facts, settings)
     yield from _rights(facts, worker=worker)
     yield from _workers(facts)
+    for trouble in vector_troubles(facts.vectors):
+        yield warning("postgres", *trouble)
 
 
 def _what_it_is(facts: PostgresFacts) -> Iterator[Finding]:

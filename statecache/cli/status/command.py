@@ -33,7 +33,8 @@ def status(redis_url: RedisUrl = None, postgres_url: PostgresUrl = None, as_json
 
     Exit status 1 when a person should look, with what to do: something is in quarantine, changes were set aside as
     conflicts or lost within the last 24 hours, a shard has no worker or takes no commits, a gate is closed, a worker
-    cannot serve, a server refuses writes, or a shard's backlog has used more than 80 % of its limit.
+    cannot serve, a server refuses writes, a shard's backlog has used more than 80 % of its limit, or an index of
+    vectors takes nothing in or has refused states.
     Exit status 4 when a server does not answer; what the other one says is shown all the same.
     With --json, `at_least` names the counts that are as high as it counts: there may be more.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache.cli.schema_check import MIGRATE, lack_of, unapplied, unapplied_text
 from statecache.cli.status.table_locks import TableLock, told_apart
+from statecache.cli.vector_troubles import vector_troubles
 from statecache.clock import monotonic
 from statecache.errors import ConfigurationError, PostgresUnavailable
 
@@ -50,19 +51,30 @@ async def _ask(tier: PostgresTier, settings: Settings, *, seconds: float) -> dic
     applied = await _applied(tier, seconds=max(end - monotonic(), 0.001))
     if applied == []:
         missing.append(("the rows of migration",))
-    return found | {"missing": missing, "applied": applied, "locks": [TableLock.of(row) for row in locks]}
+    vectors: list[Any] | None = None
+    if not missing:
+        vectors = await _shown(tier, "vector_troubles", seconds=max(end - monotonic(), 0.001))
+    return found | {
+        "missing": missing, "applied": applied, "locks": [TableLock.of(row) for row in locks], "vectors": vectors or [],
+    }  # fmt: skip
 
 
 async def _applied(tier: PostgresTier, *, seconds: float) -> list[int] | None:
     """Return which migrations were applied; None where this role may not see that."""
+    rows = await _shown(tier, "migrate_seen", seconds=seconds)
+    return None if rows is None else [number for (number,) in rows]
+
+
+async def _shown(tier: PostgresTier, name: str, *, seconds: float) -> list[Any] | None:
+    """Return the rows of a statement; None where this role may not see them."""
     try:
-        return [number for (number,) in await tier.fetch("migrate_seen", {}, seconds=seconds)]
+        return await tier.fetch(name, {}, seconds=seconds)
     except (ConfigurationError, PostgresUnavailable):
         return None
 
 
 def unfit(answer: Mapping[str, Any], settings: Settings) -> Iterator[str]:
-    """Yield what a Postgres is, or is set to, that it must not be."""
+    """Yield what a Postgres is, or is set to, that it must not be, and what its indexes of vectors cannot take in."""
     lack = lack_of(answer["missing"], pinned=True, rows=len(answer["shards"]), shards=settings.shards)
     if behind := unapplied(answer["applied"]):
         yield f"{unapplied_text(behind)}: {MIGRATE}"
@@ -81,3 +93,5 @@ def unfit(answer: Mapping[str, Any], settings: Settings) -> Iterator[str]:
         yield (
             f"the database's encoding is {answer['encoding']}: move to one made with TEMPLATE template0 ENCODING 'UTF8'"
         )
+    for trouble in vector_troubles(answer["vectors"]):
+        yield f"{trouble.what}; {trouble.costs}: {trouble.remedy}"

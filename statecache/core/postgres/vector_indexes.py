@@ -25,7 +25,7 @@ _UNAVAILABLE = (pg.UndefinedFile, pg.FeatureNotSupported, pg.InvalidParameterVal
 
 
 class VectorIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """An index of a namespace's vectors, how many states wait to be taken in, and how many it could not take."""
+    """An index of a namespace's vectors: how many states wait, how many it has refused, and why those that wait do."""
 
     namespace: str
     member: str
@@ -34,6 +34,8 @@ class VectorIndex(msgspec.Struct, frozen=True, kw_only=True):
     table: str
     waiting: int
     refused: int
+    trouble: str = ""
+    """What is in the way of those that wait, by SQLSTATE and in Postgres' words."""
 
 
 async def indexes(settings: Settings) -> list[VectorIndex]:
@@ -121,6 +123,6 @@ def _hint(name: str, error: psycopg.Error) -> str:
         return extension if name == "vector_extension" else "Do this as the schema's owner, the role that migrates."
     if name == "vector_extension" and isinstance(error, _UNAVAILABLE):
         return "This server has no pgvector: install it there (postgresql-17-pgvector and its like)."
-    if isinstance(error, (pg.UndefinedTable, pg.UndefinedFunction, pg.InvalidSchemaName)):
+    if isinstance(error, (pg.UndefinedTable, pg.UndefinedColumn, pg.UndefinedFunction, pg.InvalidSchemaName)):
         return "Run `statecache migrate`: the schema is not there, or of an earlier release."
     return ""
