@@ -243,7 +243,10 @@ async def test_the_owner_indexes_vectors_a_worker_keeps_them_and_agents_search(
             with pytest.raises(ConfigurationError, match="permission denied") as refused:
                 await create(settings, "notes", member="vectors", dims=2)
             assert "CREATE EXTENSION vector" in str(refused.value)
-        deployment.sql("CREATE EXTENSION vector")
+        deployment.sql("CREATE SCHEMA ext; CREATE EXTENSION vector SCHEMA ext")
+        with pytest.raises(ConfigurationError, match="GRANT USAGE ON SCHEMA ext TO statecache_migrate"):
+            await create(owner, "notes", member="vectors", dims=2)
+        deployment.sql("GRANT USAGE ON SCHEMA ext TO statecache_migrate")
         with pytest.raises(ConfigurationError, match="permission denied"):
             await create(client.settings, "notes", member="vectors", dims=2)
         superuser = owner.model_copy(
@@ -256,7 +259,7 @@ async def test_the_owner_indexes_vectors_a_worker_keeps_them_and_agents_search(
             assert [state.key for state, _ in await client.nearest([1.0, 0.5], "notes/")] == ["notes/ada"]
         assert worker.janitor.vectors.indexed == 1
         assert await drop(owner, "notes")
-    deployment.sql("DROP EXTENSION vector")
+    deployment.sql("DROP EXTENSION vector; DROP SCHEMA ext")
 
 
 async def test_an_agent_that_lacks_any_of_them_is_refused_something(deployment: Deployment, raw: Any) -> None:

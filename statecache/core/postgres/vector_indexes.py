@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -112,7 +112,16 @@ async def _rows(
     except psycopg.OperationalError as error:
         raise PostgresUnavailable("connection", detail=f"{where}: {brief(error)}") from error
     except psycopg.Error as error:
-        raise ConfigurationError(f"{where}: {brief(error)}", hint=_hint(name, error)) from error
+        unused = await _unused(settings, connection) if isinstance(error, pg.InsufficientPrivilege) else ""
+        raise ConfigurationError(f"{where}: {brief(error)}", hint=unused or _hint(name, error)) from error
+
+
+async def _unused(settings: Settings, connection: psycopg.AsyncConnection[Any]) -> str:
+    """Return what lets the schema's owner use pgvector's schema, where that is what it lacks; else ''."""
+    with suppress(psycopg.Error):  # who may not even ask is another role
+        for extension, role in await asked(connection, settings.postgres_schema, "vector_schema", {}, seconds=None):
+            return f"As a superuser, in this database: GRANT USAGE ON SCHEMA {extension} TO {role}. Then repeat this."
+    return ""
 
 
 def _hint(name: str, error: psycopg.Error) -> str:
