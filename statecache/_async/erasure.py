@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from statecache.clock import monotonic
-from statecache.core.history.erasing import Subject, erase
+from statecache.core.history.erasing import erase
+from statecache.core.history.subjects import Subject
 from statecache.core.view import VerbGroup, checked_text
 from statecache.erasure import Erasure
 from statecache.keys import checked_group, checked_key
@@ -26,11 +27,13 @@ class AsyncErasures(VerbGroup[D], Generic[D]):
         Postgres holds that. Then it blanks every earlier version, what was set aside as a conflict or in quarantine,
         and entries of the stream. What stays is the key itself, its version, and the change_ids: somebody may create
         it anew, which counts on from there. Keys that branched from it are not touched: the proof names them, and says
-        which copies made before still hold it. Interrupted, it may be called again.
+        which copies made before still hold it. What agents commit to a group meanwhile goes as a whole, or stays as a
+        whole, and they need not pause. Interrupted, it may be called again.
 
         It takes a right that agents do not have unless it is granted. Raises NotFound where there was never anything,
-        UsageError where an entry in quarantine holds some of it with changes of other keys, ConfigurationError where
-        the role may not. `timeout` is for each of its steps, in seconds.
+        UsageError where an entry in quarantine holds some of it with changes of other keys, or where it is erased but
+        others wrote so fast that one of their commits lost some of its keys alone, ConfigurationError where the role
+        may not. `timeout` is for each of its steps, in seconds.
         """
         view = self._view
         full = view.full(name)

@@ -14,7 +14,7 @@ from statecache.cli.screen import counted, plain, print_json, say, size_text, te
 from statecache.keys import checked_group, checked_key
 
 if TYPE_CHECKING:
-    from statecache.core.history.erasing import Known
+    from statecache.core.history.subjects import Known
     from statecache.erasure import Erasure
     from statecache.settings import Settings
 
@@ -66,7 +66,7 @@ def erase(
 async def _look(settings: Settings, key: str, *, group: bool) -> Known:
     """Return what would go, and what was made from it."""
     from statecache.cli.connecting import client
-    from statecache.core.history.erasing import Subject, known_of
+    from statecache.core.history.subjects import Subject, known_of
 
     async with client(settings) as cache:
         return await known_of(cache._runtime, Subject(key, group, "", ""), seconds=cache.settings.timeout_s)

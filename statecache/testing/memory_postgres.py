@@ -234,8 +234,9 @@ class Tables(HistoryTables):
     # Erasing.
 
     def _erase_look(
-        self, keys: Sequence[str], prefixes: Sequence[str], beyond: Sequence[str], **_: Any
+        self, keys: Sequence[str], prefixes: Sequence[str], beyond: Sequence[str], shard: int
     ) -> Iterator[Row]:  # fmt: skip
+        yield "shard", "", self._flushed[shard], str(EPOCH)
         for key, chain in self._chains.items():
             if key in keys or any(first <= key < end for first, end in zip(prefixes, beyond, strict=True)):
                 yield "key", key, chain[-1].version, ""
@@ -252,9 +253,13 @@ class Tables(HistoryTables):
                     of_shard[of_shard.index(one)] = chain[at]
         return [("change", rows, size)]
 
-    def _erase_between(self, shard: int, after: int, last: int, keys: Sequence[str]) -> Iterator[Row]:
+    def _erase_between(
+        self, shard: int, after: int, key: str, prefixes: Sequence[str], beyond: Sequence[str]
+    ) -> Iterator[Row]:  # fmt: skip
+        yield "", EPOCH, self._flushed[shard]
         for one in self._changes[shard]:
-            if after < one.n <= last or (one.key in keys and one.n <= after):
+            below = any(first <= one.key < end for first, end in zip(prefixes, beyond, strict=True))
+            if one.n > after and (one.key == key or below):
                 yield one.key, one.version, one.n
 
     def _erase_left(self, **_: Any) -> list[Row]:

@@ -17,12 +17,9 @@ from statecache import (
     Erasure,
     OutcomeUnknown,
     RedisUnavailable,
-    Set,
     Settings,
     StateCache,
-    UsageError,
 )
-from statecache.core.history.erasing import ROUNDS_MAX
 from statecache.keys import KeySpace
 from statecache.testing.valkey import Valkey
 from statecache_workers.verification import verify
@@ -30,18 +27,12 @@ from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import MakeWorker, flush, flushing, rows
 from tests.fixtures.servers import MakeSettings
+from tests.support.erasures import HEAD, LONG, PAGES, told
 from tests.support.fault_proxy import FaultProxy
 from tests.support.gate_world import Fenced, World, world
 from tests.support.histories import Psql, read
 from tests.support.polling import pause, pause_thread
 from tests.support.remains import SECRET, in_postgres, in_redis
-
-LONG = [f"step {number} of what {SECRET} said, {number * 7919}" for number in range(60)]
-
-
-async def told(cache: AsyncStateCache, key: str, secret: str = SECRET) -> None:
-    for number in range(3):
-        await cache.set(key, [number, secret, *LONG], actor=secret, reason=secret)
 
 
 class Kills:
@@ -130,101 +121,6 @@ async def test_a_writer_that_creates_it_anew_meanwhile_keeps_what_it_wrote(
     assert rows(psql, "SELECT count(*) FROM change WHERE op = 'set' AND digest IS NOT NULL") == [(len(after),)]
 
 
-class Beside:
-    """Another agent, whose commits come before or behind those by which an erasure deletes, by their numbers."""
-
-    def __init__(self, cache: AsyncStateCache, other: AsyncStateCache, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.other, self.commits, self._number = other, dict[str, list[list[str]]](), 0
-        self._commit = cache._runtime.committer.commit
-        monkeypatch.setattr(cache._runtime.committer, "commit", self._deletes)
-
-    async def _deletes(self, commit: Any) -> Any:
-        self._number += 1
-        await self._write(f"before {self._number}")
-        done = await self._commit(commit)
-        await self._write(f"behind {self._number}")
-        return done
-
-    async def _write(self, moment: str) -> None:
-        for names in self.commits.get(moment, []) + self.commits.get(moment.split()[0], []):
-            await self.other.commit([Set(name, [moment, self._number, SECRET]) for name in names])
-
-
-HEAD, OLD, NEW = "runs/1", "runs/1/page/001", "runs/1/page/002"
-
-
-@pytest.mark.parametrize(("commits", "stays"), [
-    ({"before 1": [[HEAD, NEW]]}, []),
-    ({"behind 1": [[HEAD, NEW]]}, [HEAD, NEW]),
-    ({"behind 1": [[HEAD, NEW], [NEW]]}, [HEAD, NEW]),
-    ({"before 1": [[HEAD, NEW]], "behind 1": [[HEAD, NEW]]}, []),
-    ({"before 1": [[HEAD, NEW]], "behind 2": [[HEAD, NEW]]}, [HEAD, NEW]),
-    ({"before 1": [[HEAD, NEW]], "behind 1": [[HEAD]]}, [HEAD]),
-    ({"before 1": [[NEW]], "behind 1": [[HEAD, OLD], [NEW]]}, [HEAD, OLD]),
-    ({"before 1": [[NEW]], "behind 1": [[HEAD, OLD], [OLD, NEW]], "before 3": [[HEAD, "runs/1/other"]]}, []),
-])  # fmt: skip
-async def test_what_one_commit_writes_meanwhile_goes_as_a_whole_or_stays_so(
-    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch,
-    commits: dict[str, list[list[str]]], stays: list[str],
-) -> None:  # fmt: skip
-    await told(cache, HEAD)
-    await told(cache, OLD)
-    await flush(worker)
-    async with AsyncStateCache(settings=settings) as other, flushing(worker):
-        Beside(cache, other, monkeypatch).commits |= commits
-        proof = await cache.erase(HEAD, group=True)
-        assert [state.key async for state in other.list("runs/")] == stays
-    assert {HEAD, OLD} <= {*proof.keys} <= {HEAD, OLD, NEW, "runs/1/other"}
-    kept = "SELECT DISTINCT key FROM change WHERE op = 'set' AND digest IS NOT NULL ORDER BY key"
-    assert rows(psql, kept) == [(key,) for key in stays]
-    assert (await verify(settings))[1] == []
-
-
-PAGES = [f"runs/1/page/{number:03}" for number in range(300)]
-
-
-@pytest.mark.parametrize(("commits", "stays"), [
-    ({"before 2": [[HEAD, PAGES[-1]]]}, []),
-    ({"behind 1": [[HEAD, PAGES[-1]]]}, []),
-    ({"behind 2": [[HEAD, PAGES[-1]]]}, [HEAD, PAGES[-1]]),
-    ({"behind 1": [[HEAD, PAGES[-1]]], "behind 2": [[HEAD]]}, []),
-    ({"behind 1": [[HEAD, PAGES[-1]]], "behind 3": [[HEAD, PAGES[-1]]]}, [HEAD, PAGES[-1]]),
-    ({"behind 1": [[HEAD], [PAGES[0]], [PAGES[-1]], [HEAD, PAGES[1]]]}, [HEAD, *PAGES[:2]]),
-    ({"behind 1": [[HEAD, PAGES[-1]]], "before 3": [[HEAD, PAGES[0]], [PAGES[1]]]}, [PAGES[1]]),
-])  # fmt: skip
-async def test_a_group_that_one_commit_cannot_delete_is_not_torn_between_two(
-    settings: Settings, cache: AsyncStateCache, worker: Worker, psql: Psql, monkeypatch: pytest.MonkeyPatch,
-    commits: dict[str, list[list[str]]], stays: list[str],
-) -> None:  # fmt: skip
-    await cache.set_many(dict.fromkeys([HEAD, *PAGES], SECRET))
-    await flush(worker)
-    async with AsyncStateCache(settings=settings) as other, flushing(worker):
-        Beside(cache, other, monkeypatch).commits |= commits
-        await cache.erase(HEAD, group=True)
-        assert [state.key async for state in other.list("runs/")] == stays
-    kept = "SELECT DISTINCT key FROM change WHERE op = 'set' AND digest IS NOT NULL ORDER BY key"
-    assert rows(psql, kept) == [(key,) for key in stays]
-    torn = "SELECT n FROM change WHERE op = 'set' GROUP BY n HAVING count(DISTINCT digest IS NOT NULL) > 1"
-    assert rows(psql, torn) == []
-    assert (await verify(settings))[1] == []
-
-
-async def test_who_never_ceases_to_tear_it_is_told(
-    settings: Settings, cache: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await told(cache, HEAD)
-    await flush(worker)
-    async with AsyncStateCache(settings=settings) as other, flushing(worker):
-        beside = Beside(cache, other, monkeypatch)
-        names = [f"runs/1/page/{at:03}" for at in range(ROUNDS_MAX + 2)]
-        beside.commits |= {f"before {at + 1}": [[*names[at : at + 2]]] for at in range(ROUNDS_MAX + 1)}
-        with pytest.raises(UsageError, match="never ceased to write"):
-            await cache.erase(HEAD, group=True)
-        beside.commits.clear()
-        await cache.erase(HEAD, group=True)
-        assert [state.key async for state in other.list("runs/")] == []
-
-
 async def test_a_branch_that_is_made_meanwhile_is_detached_and_named(
     settings: Settings, cache: AsyncStateCache, make_worker: MakeWorker, psql: Psql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +157,18 @@ async def test_without_a_worker_it_waits_and_is_completed_when_there_is_one(
     assert "changes" in str(in_redis(redis_raw, keys))
     async with flushing(worker):
         await cache.erase("runs/1")
+    assert (in_postgres(psql), in_redis(redis_raw, keys)) == (set(), set())
+
+
+async def test_without_a_worker_many_keys_wait_and_are_completed_too(
+    cache: AsyncStateCache, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace
+) -> None:
+    await cache.set_many(dict.fromkeys([HEAD, *PAGES], SECRET))
+    with pytest.raises(OutcomeUnknown):
+        await cache.erase(HEAD, group=True, timeout=0.5)
+    assert [state.key async for state in cache.list("runs/")] == []
+    async with flushing(worker):
+        await cache.erase(HEAD, group=True)
     assert (in_postgres(psql), in_redis(redis_raw, keys)) == (set(), set())
 
 
@@ -350,6 +258,46 @@ async def test_a_failover_to_where_the_address_leads_is_followed(
         with redis.Redis.from_url(b.url) as raw:
             assert in_redis(raw, shard.keys) == set()
         assert (await agent.create("runs/1", 1)).version == 5
+
+
+async def test_a_delete_that_a_failover_takes_is_made_again(shard: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not waited for before the next one is sent, which the new primary takes."""
+    a = shard.start("a")
+    shard.open(a)
+    b = shard.replica(a, "b")
+    shard.open(a)
+    shard.client(a).set_many(dict.fromkeys([HEAD, *PAGES], SECRET))
+    shard.flush(a)
+    shard.in_step(a)
+    shard.promote(b)
+    async with (
+        FaultProxy("127.0.0.1", a.port) as address,
+        AsyncStateCache(settings=through(shard.on(a, timeout_s=10), redis=address)) as agent,
+    ):
+        commit, address_leads_to_b = agent._runtime.committer.commit, asyncio.Event()
+
+        async def fails_over(one: Any) -> Any:
+            done = await commit(one)
+            if not address_leads_to_b.is_set():
+                shard.demote(a, b)
+                address.retarget("127.0.0.1", b.port)
+                address_leads_to_b.set()
+            return done
+
+        monkeypatch.setattr(agent._runtime.committer, "commit", fails_over)
+        erasing = asyncio.create_task(agent.erase(HEAD, group=True))
+        while not (erasing.done() or address_leads_to_b.is_set()):
+            await pause()
+        while not erasing.done():
+            with contextlib.suppress(redis.RedisError, Fenced):
+                await asyncio.to_thread(shard.flush, b)
+            await pause()
+        proof = await erasing
+        assert (len(proof.keys), len(proof.positions), len({one.epoch for one in proof.positions})) == (301, 2, 1)
+        with shard.session() as psql:
+            assert in_postgres(psql) == set()
+        with redis.Redis.from_url(b.url) as raw:
+            assert in_redis(raw, shard.keys) == set()
 
 
 def _beside_flushes(shard: World, server: Valkey, agent: StateCache) -> Erasure:

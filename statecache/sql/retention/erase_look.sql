@@ -1,6 +1,6 @@
 -- Gives, of these keys and others below them, what is known: those that have a state, or something that was set aside;
--- changes of other keys that are kept as deltas to theirs, and those that began or were merged from them; and entries in
--- quarantine that hold some of a shard's keys, and are not given up yet.
+-- changes of other keys that are kept as deltas to theirs, and those that began or were merged from them; entries in
+-- quarantine that hold some of a shard's keys, and are not given up yet; and how far the shard is held.
 WITH theirs AS (
     SELECT key FROM {schema}.state WHERE key = ANY (%(keys)s)
     UNION
@@ -24,3 +24,5 @@ UNION ALL
 SELECT 'parked', format('%%s:%%s-%%s', q.shard, q.epoch, q.n), 0, k.key
 FROM {schema}.quarantine q CROSS JOIN unnest(q.keys) AS k (key)
 WHERE octet_length(q.entry) > 1 AND q.sqlstate <> 'dropped' AND q.shard = %(shard)s
+UNION ALL
+SELECT 'shard', '', flushed, epoch::text FROM {schema}.shard WHERE shard = %(shard)s

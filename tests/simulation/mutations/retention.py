@@ -166,7 +166,7 @@ RETENTION = {
     ),
     "unflushed erased": Mutant(
         "an erasure says of what only Redis knows yet that there was never anything",
-        _ERASING,
+        "statecache/core/history/subjects.py",
         '    keys |= {key for what, key, _, _ in rows if what == "key"}\n',
         '    keys = {key for what, key, _, _ in rows if what == "key"}\n',
         by="scenarios erased_unflushed",
