@@ -98,7 +98,18 @@ class Clients:
         """Carry out a plan for a caller who awaits it."""
         if self._loops is None:
             return await run_in_thread(self._sync_view(), plan)
+        if self._given is not None:
+            self._refuse_elsewhere(self._given)
         return await arun(self._loops.here().view, plan)
+
+    def _refuse_elsewhere(self, given: AsyncStateCache) -> None:
+        """Raise UsageError where a client that nothing has used would come to belong to another loop than this did."""
+        made_in = self._made_in if given._runtime.place is None else None
+        if made_in is not None and made_in.is_running() and made_in is not running_loop():
+            raise UsageError(
+                f"the AsyncStateCache of this {self._of} belongs to another event loop",
+                hint="Make one client for each event loop.",
+            )
 
     def _loop_of(self, given: AsyncStateCache) -> asyncio.AbstractEventLoop | None:
         """Return the event loop that has used the client; before any has, the one in which this was made."""

@@ -306,6 +306,15 @@ async def test_a_saver_on_an_asynchronous_client_says_how_its_loop_has_to_be_use
         await asyncio.to_thread(ended.setup)
 
 
+async def test_a_client_that_is_not_used_yet_comes_to_belong_to_no_other_loop(settings: Settings) -> None:
+    async with AsyncStateCache(settings=settings) as cache:
+        unused = StateCacheSaver(cache)
+        with pytest.raises(UsageError, match="belongs to another event loop"):
+            await asyncio.to_thread(lambda: asyncio.run(unused.aget_tuple(config("42"))))
+        which = await put(unused, "42", {"a": 1})
+        assert values_of(await got(unused, which)) == {"a": 1}
+
+
 async def _used(settings: Settings) -> StateCacheSaver:
     async with AsyncStateCache(settings=settings) as cache:
         saver = StateCacheSaver(cache)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from enum import IntEnum, StrEnum
 from functools import partial
 from operator import eq
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -141,7 +141,7 @@ def test_values_are_plain_json_that_nobody_else_holds() -> None:
             document(PutOp(("a",), "k", {"x": value}))
     with pytest.raises(UsageError, match="a dictionary, not a list"):
         document(PutOp(("a",), "k", [1]))  # type: ignore[arg-type]
-    for ttl in (0, -1, math.nan, math.inf):
+    for ttl in (0, -1, math.nan, math.inf, cast("float", "5")):
         with pytest.raises(UsageError, match="is not a number of minutes"):
             document(PutOp(("a",), "k", {}, ttl=ttl))
     with pytest.raises(LimitExceeded, match="an item is 9,"):

@@ -45,7 +45,7 @@ def document(put: PutOp) -> Document:
         raise UsageError(f"an item's value is a dictionary, not a {type(put.value).__name__}")
     made: Document = {"namespace": [*put.namespace], "key": put.key, "value": _plain(dict(put.value), "value")}
     if put.ttl is not None:
-        if not 0 < put.ttl < TTL_MINUTES_MAX:
+        if not (isinstance(put.ttl, (int, float)) and 0 < put.ttl < TTL_MINUTES_MAX):
             raise UsageError(f"ttl={put.ttl!r} is not a number of minutes above 0, below 100 years")
         made["ttl"] = float(put.ttl)
     return made
