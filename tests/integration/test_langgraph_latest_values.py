@@ -71,35 +71,6 @@ def _before(turns: list[RunnableConfig]) -> str:
     return later[:-1] + chr(ord(later[-1]) - 1)
 
 
-async def _otherwise(saver: StateCacheSaver, turns: list[RunnableConfig], which: int, value: str, **more: Any) -> str:
-    """Put a checkpoint behind one of them by who holds another large value, and has not changed it; return its id."""
-    one = checkpoint({"log": value, "n": 9}, **more)
-    one["channel_versions"] = {"log": which + 1, "n": 3}
-    await saver.aput(turns[which], one, METADATA, {"n": 3})
-    return one["id"]
-
-
-@pytest.mark.parametrize("how", ["linear", "forked", "put again", "late"])
-@pytest.mark.parametrize("who", ["who has put it", "another client"])
-async def test_what_has_not_changed_stays_as_it_is_whatever_the_caller_made_of_it(
-    cache: AsyncStateCache, fresh: Callable[..., AsyncStateCache], turns: list[RunnableConfig], worker: Worker,
-    how: str, who: str,
-) -> None:  # fmt: skip
-    """A process that lacks the agent's classes has read dictionaries in place of its objects, for instance."""
-    await flush(worker)
-    saver = StateCacheSaver(cache if who == "who has put it" else fresh())
-    which = 1 if how == "linear" else 0
-    more = {"id": _before(turns)} if how == "late" else {}
-    put_id = await _otherwise(saver, turns, which, large(7), **more)
-    if how == "put again":
-        await _otherwise(saver, turns, which, large(8), id=put_id)
-    for reader in (saver, StateCacheSaver(fresh())):
-        found = await got(reader, config("42", put_id))
-        assert found.checkpoint["channel_values"] == {"log": large(which + 1), "n": 9}
-        latest = await got(reader, config("42"))
-        assert latest.checkpoint["channel_values"]["log"] == (large(2) if how == "late" else large(which + 1))
-
-
 async def forked(saver: StateCacheSaver, cache: AsyncStateCache, turns: list[RunnableConfig]) -> None:
     """Go on from the earlier checkpoint, with its large value."""
     await after(saver, turns[0], 1, 9, version=3)

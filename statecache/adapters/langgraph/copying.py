@@ -73,7 +73,7 @@ class _Copying:
         values, lost = dict[str, Packed](), set[str]()
         is_there = yield from _is_there(document, target)
         if not is_there:
-            values, lost = yield from kept_values(document, document["channel_values"], self._recent)
+            values, lost = yield from kept_values(document, self._recent)
         left_out = bool(lost or (not is_there and delta_channels(document).intersection(before)))
         lost |= {channel for channel in before if channel not in forms}
         self._passed[place.checkpoint_ns, document["checkpoint_id"]] = _Passed(name, parent_id, lost, left_out)
@@ -97,7 +97,7 @@ class _Copying:
         for one_s_name in reversed(above):
             ancestor = yield from _read(one_s_name)
             if ancestor is not None:
-                values, _ = yield from kept_values(ancestor, ancestor["channel_values"], self._recent)
+                values, _ = yield from kept_values(ancestor, self._recent)
                 yield from _copy_values(ancestor, target, values, self._recent, is_whole=False)
                 yield from _copy_writes(ancestor, target, ancestor["writes"], self._recent)
 

@@ -208,10 +208,9 @@ def are_kept(document: Document, channels: Collection[str], recent: Recent) -> P
     return True
 
 
-def kept_values(
-    document: Document, channels: Collection[str], recent: Recent
-) -> Plan[tuple[dict[str, Packed], set[str]]]:  # fmt: skip
-    """Return a checkpoint's values of channels, as bytes, and the channels of which a policy has let them go."""
+def kept_values(document: Document, recent: Recent) -> Plan[tuple[dict[str, Packed], set[str]]]:
+    """Return the values of a checkpoint, as bytes, and the channels of which a policy has let them go."""
+    channels = document["channel_values"]
     try:
         return (yield from packed_values(document, channels, recent)), set()
     except VersionNotFound:

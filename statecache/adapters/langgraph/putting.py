@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from statecache import AlreadyExists, Create, LimitExceeded, Set, State, VersionConflict, VersionNotFound
+from statecache import (
+    AlreadyExists,
+    Create,
+    HistoryDamaged,
+    LimitExceeded,
+    Set,
+    State,
+    VersionConflict,
+    VersionNotFound,
+)
 from statecache.adapters.langgraph.channels import (
     holds,
     latest_id_of,
@@ -40,7 +49,7 @@ from statecache.adapters.langgraph.documents import (
     next_head,
     own,
 )
-from statecache.adapters.langgraph.pieces import kept_values, not_newest
+from statecache.adapters.langgraph.pieces import not_newest, packed_values
 from statecache.adapters.langgraph.put_again import Part, channels_of, puts_again, seeds_again, sizes_of_all
 from statecache.adapters.langgraph.recent import Latest, PieceName, Recent
 from statecache.adapters.langgraph.values import Form, Packed, Serde, digest_of
@@ -131,6 +140,13 @@ def commit(draft: Draft, recent: Recent) -> Plan[None]:
             # else a channel was created and deleted in between: now it is there, and its version is known
 
 
+class _Other(NamedTuple):
+    """A checkpoint that has a channel's large value, and what the caller holds in its place, which differs."""
+
+    holder: State[Any]
+    held: Packed
+
+
 class _Large(NamedTuple):
     """The large values that are put with a checkpoint, and the forms of all its others.
 
@@ -163,8 +179,8 @@ def _large(
     is_late, is_again = latest_id > draft.checkpoint_id, latest_id == draft.checkpoint_id
     there = _there(draft, known, found) if too_large is not None and (is_again or not moves) else {}
     by_name = follows or (is_late and too_large is not None)
-    forms, packed, stored = _forms(draft, parent, known, there, by_name=by_name, anew=moves and not is_again)
-    packed |= yield from _put_once_more(draft, stored, recent)
+    forms, packed, other = _forms(draft, parent, known, there, by_name=by_name, anew=moves and not is_again)
+    packed |= yield from _put_once_more(other, recent)
     again = dict[str, Packed]()
     if moves:
         unchanged = {channel: form for channel, form in forms.items() if channel in draft.kept}
@@ -198,8 +214,13 @@ def _shared(
     return {
         channel: forms[channel] for channel, one in large.items()
         if channel in draft.kept and "versions" in forms.get(channel, ())
-        and (channel in again or forms[channel].get("digests") == [*map(digest_of, one.pieces_of_bytes())])
+        and (channel in again or _is_same(one, forms[channel]))
     }  # fmt: skip
+
+
+def _is_same(one: Packed, form: Form) -> bool:
+    """Return whether a large value is, byte by byte, the one of a form."""
+    return form.get("digests") == [*map(digest_of, one.pieces_of_bytes())]
 
 
 def _moves(draft: Draft, head: State[Any] | None) -> bool:
@@ -307,10 +328,11 @@ def _there(draft: Draft, known: State[Any] | None, found: Mapping[str, State[Any
 def _forms(
     draft: Draft, parent: State[Any] | None, known: State[Any] | None, there: Mapping[str, Form], *, by_name: bool,
     anew: bool,
-) -> tuple[dict[str, Form], dict[str, Packed], dict[str, State[Any]]]:  # fmt: skip
+) -> tuple[dict[str, Form], dict[str, Packed], dict[str, _Other]]:  # fmt: skip
     """Return the forms of what stands in a state already, and the values that do not.
 
-    Of a channel that has not changed and whose large value is to be put once more, return the checkpoint that has it.
+    Of a channel that has not changed, and whose large value is to be put once more, tell apart what the caller holds
+    otherwise than it is stored.
 
     `known` is the checkpoint as it was put before, `there` are forms of that, and `by_name` says whether what has not
     changed is to be named as the parent names it: of another one than the latest it may not be the newest. What has
@@ -318,30 +340,33 @@ def _forms(
     """
     forms = {**there, **draft.lost}
     packed = {channel: one for channel, one in draft.changed.items() if channel not in forms}
-    stored = dict[str, State[Any]]()
+    other = dict[str, _Other]()
     before, again = _stored(draft, parent), _stored(draft, known)
     for channel, pack in draft.kept.items():
         form = again.get(channel) or before.get(channel)
         is_there = channel in again and not anew
         if form is not None and (by_name or is_there or "versions" not in form or pack is None):
             forms[channel] = form
-        elif (holder := known if channel in again else parent if channel in before else None) is not None:
-            stored[channel] = holder
         elif pack is not None:
+            holder = known if channel in again else parent
             packed[channel] = pack()
-    return forms, packed, stored
+            if form is not None and holder is not None and not _is_same(packed[channel], form):
+                other[channel] = _Other(holder, packed[channel])
+    return forms, packed, other
 
 
-def _put_once_more(draft: Draft, stored: Mapping[str, State[Any]], recent: Recent) -> Plan[dict[str, Packed]]:
-    """Return the large values of channels that have not changed, by the checkpoints that have them.
+def _put_once_more(other: Mapping[str, _Other], recent: Recent) -> Plan[dict[str, Packed]]:
+    """Return the large values of channels that have not changed, though the caller holds others, as they are stored.
 
-    They stay the bytes that they are: what the caller holds was made of them by a serializer that may lack the classes
-    of others, and a node may have changed it. It is taken where a policy has let the bytes go.
+    What he holds was made of them by a serializer that may lack the classes of others, or a node has changed it. It is
+    taken where there are no such bytes any more, as a policy has let them go.
     """
     packed = dict[str, Packed]()
-    for holder in {id(one): one for one in stored.values()}.values():
-        values, lost = yield from kept_values(own(holder), [one for one in stored if stored[one] is holder], recent)
-        packed |= values | {channel: pack() for channel in lost if (pack := draft.kept[channel]) is not None}
+    for channel, one in other.items():
+        try:
+            packed |= yield from packed_values(own(one.holder), [channel], recent)
+        except (VersionNotFound, HistoryDamaged):
+            packed[channel] = one.held
     return packed
 
 
