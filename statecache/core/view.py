@@ -35,7 +35,7 @@ from statecache.model import (
 from statecache.near import shareable
 from statecache.records import time_of
 from statecache.rules.filters import Selection, checked_bound, filter_of
-from statecache.rules.leases import UNGUARDED, Holding, Locks, guards_of
+from statecache.rules.leases import Holding, Locks, guards_of
 from statecache.rules.provenance import refuse_provenance
 from statecache.rules.retention import checked_retention
 from statecache.settings import writer_of
@@ -173,9 +173,9 @@ class View(Generic[D]):
             return Locks((), guards_of(keys), locking)
         return None if locking is None else Locks((), (), locking)
 
-    def unguarded(self, key: str) -> Locks | None:
+    def unguarded(self, key: str) -> Locks:
         """Return the locks of a commit that no lock can be in the way of."""
-        return Locks((), UNGUARDED) if self.runtime.policies.enforces(key, self.policy.locking) else None
+        return self.runtime.policies.unguarded(key, self.policy.locking)
 
     def state_of(self, record: Record, type: Any = None) -> State[Any] | None:  # noqa: A002
         """Decode a record; return None for a tombstone or an absence, raise Quarantined for a quarantined one."""

@@ -145,12 +145,14 @@ class Holdings(WeakValueDictionary[str, Holding]):
 class Locks(msgspec.Struct, frozen=True):
     """The locks of a commit: the leases that it is made under, and the keys that nobody else may hold a lease of.
 
-    `guarded` are keys of which some lock may stand in the way; `locking` is what the view that commits asks for.
+    `guarded` are keys of which some lock may stand in the way; `locking` is what the view that commits asks for. One
+    that `is_unguarded` has none in its way, which the server is told as `UNGUARDED` once it says that it enforces them.
     """
 
     held: tuple[Holding, ...]
     guarded: tuple[str, ...]
     locking: Locking | None = None
+    is_unguarded: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.held or self.guarded)

@@ -341,6 +341,17 @@ async def test_enforced_locks_are_not_in_the_way(cache: AsyncStateCache, worker:
     assert in_postgres(psql) == set()
 
 
+async def test_locks_that_a_client_does_not_know_to_be_enforced_are_not_in_its_way_either(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql
+) -> None:
+    runs = cache.namespace("runs", locking="enforced")
+    async with runs.lock("1") as lease, AsyncStateCache(settings=settings) as other:
+        await lease.set("1", SECRET)
+        proof = await erased(other, worker, "runs/1")
+    assert proof.keys == ("runs/1",)
+    assert in_postgres(psql) == set()
+
+
 async def test_the_command_asks_and_prints_the_proof(
     cache: AsyncStateCache, worker: Worker, psql: Psql, cli: CommandLine
 ) -> None:

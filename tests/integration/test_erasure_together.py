@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from statecache import (
-    AsyncStateCache,
-    Set,
-    Settings,
-    UsageError,
-)
+from statecache import AsyncStateCache, Backpressure, OutcomeUnknown, Set, Settings, UsageError
 from statecache.core.history.deleting import ROUNDS_MAX
 from statecache_workers.verification import verify
 from statecache_workers.worker import Worker
@@ -168,6 +163,28 @@ async def test_postgres_is_waited_for_once_all_is_deleted(
         proof = await erasing
     assert (len(proof.positions), len(proof.keys)) == (2, 301)
     assert in_postgres(psql) == set()
+
+
+async def test_a_delete_that_is_refused_behind_another_does_not_say_that_nothing_was_applied(
+    cache: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cache.set_many(dict.fromkeys([HEAD, *PAGES], SECRET))
+    await flush(worker)
+    commit, sent = cache._runtime.committer.commit, list[Any]()
+
+    async def full(one: Any) -> Any:
+        sent.append(one)
+        if len(sent) == 2:
+            raise Backpressure(3, reason="its backlog is full")
+        return await commit(one)
+
+    monkeypatch.setattr(cache._runtime.committer, "commit", full)
+    with pytest.raises(OutcomeUnknown, match="256 other keys of 'runs/1' are deleted by now: call it again") as told_of:
+        await cache.erase(HEAD, group=True)
+    assert "its backlog is full" in str(told_of.value)
+    assert "Nothing was applied" not in str(told_of.value)
+    async with flushing(worker):
+        assert len((await cache.erase(HEAD, group=True)).keys) == 301
 
 
 async def test_who_never_ceases_to_tear_it_is_told(

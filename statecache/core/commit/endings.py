@@ -14,7 +14,6 @@ from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Absent
 from statecache.errors import StateCacheError
 from statecache.model import EXPIRED, Write
-from statecache.rules.leases import UNGUARDED, Locks
 
 if TYPE_CHECKING:
     from statecache.core.runtime import Runtime
@@ -46,11 +45,11 @@ async def delete_ended(
 
 async def _delete(runtime: Runtime, keys: Sequence[str], seconds: float) -> int:
     """Delete those that have ended and return how many; no lock is in the way of what nobody finds any more."""
-    end, enforces = monotonic() + seconds, runtime.policies.enforces
+    end = monotonic() + seconds
     commits = [
         runtime.committer.new(
             [Write(key=key, op="delete", expected=EXPIRED)], runtime.keys.shard(key), durability="memory", actor="",
-            reason=REASON, end=end, locks=Locks((), UNGUARDED) if enforces(key, None) else None,
+            reason=REASON, end=end, locks=runtime.policies.unguarded(key, None),
         )
         for key in keys
     ]  # fmt: skip

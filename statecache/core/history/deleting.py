@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from statecache.clock import monotonic
 from statecache.core.history.subjects import known_of
 from statecache.core.read.listed import Watermark
-from statecache.errors import NotFound, StateCacheError
+from statecache.errors import NotFound, OutcomeUnknown, StateCacheError
 from statecache.history import ERASED
 from statecache.keys import beyond_prefix, group_of
 from statecache.model import BLIND, STATES_PER_COMMIT_MAX, Position, Write
-from statecache.rules.leases import UNGUARDED, Locks
 
 if TYPE_CHECKING:
     from statecache.commit_protocol.answers import Committed
@@ -75,7 +74,7 @@ class _Deletion:
         self._looked_at = self._mark = known.mark
         self._commits: dict[int, dict[str, int]] = {}
         self._unheld: list[tuple[Commit, Committed]] = []
-        self._first = 0
+        self._places: dict[str, Position] = {}
         self.deleted: dict[str, Deleted] = {}
 
     async def send(self, keys: Sequence[str]) -> None:
@@ -83,7 +82,7 @@ class _Deletion:
         runtime, subject, at_once = self._runtime, self._subject, not self.deleted
         at_once = at_once and len(keys) <= STATES_PER_COMMIT_MAX
         await runtime.committer.prepare("postgres", self._shard, end=monotonic() + self._seconds)
-        locks = Locks((), UNGUARDED) if runtime.policies.enforces(keys[0], None) else None
+        locks = runtime.policies.unguarded(keys[0], None)
         for start in range(0, len(keys), STATES_PER_COMMIT_MAX):
             commit = runtime.committer.new(
                 [Write(key=key, op="delete", expected=BLIND) for key in keys[start : start + STATES_PER_COMMIT_MAX]],
@@ -91,13 +90,19 @@ class _Deletion:
                 actor=subject.actor, reason=f"{ERASED}: {subject.why}" if subject.why else ERASED,
                 end=monotonic() + self._seconds, locks=locks,
             )  # fmt: skip
-            done = await runtime.committer.commit(commit)
+            try:
+                done = await runtime.committer.commit(commit)
+            except StateCacheError as error:
+                if not self.deleted or isinstance(error, OutcomeUnknown):
+                    raise
+                what = f"{len(self.deleted)} other keys of {subject.key!r} are deleted by now: call it again"
+                raise OutcomeUnknown(commit.change_id, keys=commit.keys, reason=f"{what}. {error.problem}") from error
             self._note(commit, done)
             if not at_once:
                 self._unheld.append((commit, done))
 
     def _note(self, commit: Commit, done: Committed) -> None:
-        self._first = self._first or done.position.n
+        self._places[commit.change_id] = done.position
         for key, version in zip(commit.keys, done.versions, strict=True):
             self.deleted[key] = Deleted(version, done.position)
 
@@ -156,6 +161,7 @@ class _Deletion:
         key takes every change of it that is known here: the rest of those commits goes with it.
         """
         rest: set[str] = set()
+        first = min(place.n for place in self._places.values())  # of those that were made again, where they are now
 
         def goes(key: str, version: int) -> bool:
             return key in rest or (key in self.deleted and version <= self.deleted[key].version)
@@ -163,7 +169,7 @@ class _Deletion:
         while True:
             more = {
                 key for n, written in self._commits.items()
-                if n <= self._first or any(goes(*one) for one in written.items())
+                if n <= first or any(goes(*one) for one in written.items())
                 for key, version in written.items() if not goes(key, version)
             }  # fmt: skip
             if not more:

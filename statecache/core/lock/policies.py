@@ -20,7 +20,7 @@ from statecache.clock import monotonic
 from statecache.errors import StateCacheError, UsageError
 from statecache.lua import script
 from statecache.redis_errors import refusal
-from statecache.rules.leases import Locks, forgotten, guards_of, taken_back
+from statecache.rules.leases import UNGUARDED, Locks, forgotten, guards_of, taken_back
 from statecache.settings import Settings, writer_of
 
 if TYPE_CHECKING:
@@ -56,6 +56,10 @@ class Policies:
             return not self._waived or _namespace_of(key) not in self._waived
         return bool(self._enforced) and _namespace_of(key) in self._enforced
 
+    def unguarded(self, key: str, locking: Locking | None) -> Locks:
+        """Return the locks of a commit that no lock can be in the way of, be they enforced or not."""
+        return Locks((), UNGUARDED if self.enforces(key, locking) else (), is_unguarded=True)
+
     async def heed(self, commit: Commit, found: bytes) -> None:
         """Prepare a commit to be sent again that was refused because of the policy that the script found."""
         namespace, locks = _namespace_of(commit.writes[0].key), commit.locks
@@ -66,7 +70,9 @@ class Policies:
         if found == b"enforced":
             self._enforced |= {namespace}
             self._waived -= {namespace}
-            commit.locks = Locks(held, guards_of(write.key for write in commit.written()), locking)
+            is_unguarded = locks is not None and locks.is_unguarded
+            guarded = UNGUARDED if is_unguarded else guards_of(write.key for write in commit.written())
+            commit.locks = Locks(held, guarded, locking, is_unguarded)
             return
         if locking == "enforced":
             try:
@@ -75,7 +81,7 @@ class Policies:
                 commit.fail(error)
         if locking != "enforced" or namespace in self._waived:
             self._enforced -= {namespace}
-            commit.locks = Locks(held, (), locking) if held else None
+            commit.locks = Locks(held, (), locking, locks.is_unguarded) if locks else None
 
     async def ensure(self, key: str, epoch: int, *, seconds: float) -> None:
         """Record that a key's namespace enforces its locks, unless it was seen in this epoch that all shards know.
