@@ -286,12 +286,12 @@ def left_behind(descriptors: int) -> list[str]:
     """Return what of the library is left after its clients are closed or gone.
 
     A thread that ended before it ran, as where a signal handler raises in its `start`, is listed by `threading` for
-    ever, and runs nowhere.
+    ever, and runs nowhere; one that did not begin cannot be waited for.
     """
     end = monotonic() + THREADS_END_S
     gc.collect()
     for thread in threading.enumerate():
-        if thread.name in OURS:
+        if thread.name in OURS and thread.is_alive():
             thread.join(max(end - monotonic(), 0.01))
     gc.collect()
     frames = sys._current_frames()
