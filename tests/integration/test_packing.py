@@ -10,17 +10,16 @@ import pytest
 
 from statecache import AsyncStateCache, Settings
 from statecache.core.history.values import HistoryValues, VersionAt
-from statecache.core.postgres import migrate as module
 from statecache.core.postgres.migrate import migrate
 from statecache.entries import change_set
 from statecache.rules import packing as rule
-from statecache.sql import Migration, migrations
 from statecache_workers import packing
 from statecache_workers.database import Database
 from statecache_workers.verification import verify
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import Agents, Log, MakeWorker, flush, flushing, rows, turn_until
 from tests.fixtures.servers import MakeSettings
+from tests.support.earlier_schemas import migrated_until
 from tests.support.polling import pause
 
 Psql = psycopg.Connection[Any]
@@ -33,15 +32,7 @@ UNHASHED = "SELECT count(*) FROM change WHERE hash IS NULL"
 @pytest.fixture
 async def settings(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A deployment with the schema of an earlier release."""
-    made = make_settings(migrated=False)
-
-    def known(schema: str) -> list[Migration]:
-        return [step for step in migrations(schema) if step.number <= EARLIER]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "migrations", known)
-        await migrate(made)
-    return made
+    return await migrated_until(EARLIER, make_settings, monkeypatch)
 
 
 @pytest.fixture

@@ -9,14 +9,13 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings
-from statecache.core.postgres import migrate as module
 from statecache.core.postgres.migrate import migrate
 from statecache.core.postgres.vector_indexes import create, indexes
-from statecache.sql import Migration, migrations
 from statecache_workers import vector_indexing
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, flushing, rows
 from tests.fixtures.servers import MakeSettings
+from tests.support.earlier_schemas import migrated_until
 from tests.support.polling import pause
 from tests.support.vectors import DIMS, found, near, need_pgvector, refuse, refuse_no_more, table, take_in
 
@@ -30,15 +29,7 @@ ITS_TURN = "SELECT EXISTS (SELECT FROM vector_index), index_vectors(100)"
 @pytest.fixture
 async def settings(make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A deployment with the schema of that release."""
-    made = make_settings(migrated=False)
-
-    def known(schema: str) -> list[Migration]:
-        return [step for step in migrations(schema) if step.number <= EARLIER]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "migrations", known)
-        await migrate(made)
-    return made
+    return await migrated_until(EARLIER, make_settings, monkeypatch)
 
 
 async def test_what_an_earlier_release_refused_is_taken_in_after_the_migration(
