@@ -32,6 +32,7 @@ from tests.fixtures.faults import through
 from tests.fixtures.flusher import flush, flushing, rows
 from tests.support.disturbed_commits import counting_exchanges, holding_commits, losing_an_outcome
 from tests.support.fault_proxy import FaultProxy, Kind
+from tests.support.local_reads import kept
 from tests.support.openai_sessions import items
 from tests.support.pydantic_ai_stores import said, saved, told, turn, turns
 
@@ -61,7 +62,10 @@ async def test_a_long_conversation_costs_no_more_to_save_than_a_short_one(
     assert rows(psql, "SELECT count(*) FROM conflict") == [(0,)]
 
 
-async def test_exchanges_are_counted(store: StateCacheConversationStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exchanges_are_counted(
+    store: StateCacheConversationStore, cache: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await kept(cache, "others/1")
     conversation = await saved(store, "42", turns(150))
     await store.load("42")
     exchanges = counting_exchanges(monkeypatch, "pydantic-ai/42")

@@ -32,7 +32,7 @@ async def kept(client: AsyncStateCache, key: str = KEY) -> None:
     async with asyncio.timeout(LIMIT_S):
         while True:
             hits = client.near.hits
-            await client.get(key)
+            await client.get(key, read="local")
             if client.near.hits > hits:
                 return
             await pause()
