@@ -1,6 +1,7 @@
 """The table of contents of the tests' fixtures. A fixture module may bring hooks too, such as `pytest_report_header`.
 
 browser       a headless browser for what is served as pages
+command_line  the command line on the test's deployment
 deployment    servers with the files of config/, set up as a deployment
 faults        networks that fail to order
 flusher       workers turned by hand, and commits by the real script
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 pytest_plugins = [
     "tests.fixtures.browser",
+    "tests.fixtures.command_line",
     "tests.fixtures.faults",
     "tests.fixtures.flusher",
     "tests.fixtures.locks",

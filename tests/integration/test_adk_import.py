@@ -37,12 +37,6 @@ def vendor(request: pytest.FixtureRequest, settings: Settings, tmp_path: Path) -
         yield made
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 def test_sessions_are_taken_in_as_they_are_once_and_what_is_new_later(
     cli: CommandLine, settings: Settings, vendor: Vendor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

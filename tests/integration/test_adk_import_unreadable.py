@@ -31,12 +31,6 @@ def vendor(request: pytest.FixtureRequest, settings: Settings, tmp_path: Path) -
         yield made
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 @pytest.mark.parametrize("poison", ["an event that is too large", "a state that is too large", "a NUL in an id"])
 def test_a_session_that_cannot_be_taken_in_is_named_and_those_after_it_are_taken_in(
     cli: CommandLine, settings: Settings, tmp_path: Path, poison: str

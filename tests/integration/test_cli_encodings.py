@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from statecache import Settings, StateCache
+from statecache import StateCache
 from tests.support.command_line import WAIT_S, CommandLine
 
 KEY = "runs/\u00e9t\u00e9\u2192\U0001f600"
@@ -17,12 +17,6 @@ ENCODINGS = {
     "latin-1": {"PYTHONIOENCODING": "latin-1"},
     "ascii": {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
 }
-
-
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
 
 
 def ran(cli: CommandLine, encoding: str, *arguments: str) -> tuple[int, bytes, bytes]:

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from statecache import AsyncStateCache, Settings
+from statecache import AsyncStateCache
 from statecache.core.history.values import HistoryValues
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush
@@ -16,12 +16,6 @@ from tests.support.command_line import CommandLine, Ended
 
 KEY = "runs/42"
 Psql = psycopg.Connection[Any]
-
-
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
 
 
 def run(step: int) -> dict[str, Any]:

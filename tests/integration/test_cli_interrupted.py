@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from statecache import AsyncStateCache, Settings
+from statecache import AsyncStateCache
 from statecache.keys import KeySpace
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flushing
@@ -21,12 +21,6 @@ from tests.support.terminals import in_terminal
 
 KEY, SIDE = "runs/42", "runs/42-b"
 LIMIT_S = 60
-
-
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
 
 
 def _interrupted(cli: CommandLine, redis_raw: Any, name: str, *command: str) -> tuple[int, str]:

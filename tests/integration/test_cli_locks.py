@@ -16,12 +16,6 @@ from tests.fixtures.servers import on_database
 from tests.support.command_line import CommandLine
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 async def test_nobody_holds_anything(cli: CommandLine) -> None:
     assert await cli.beside("locks") == (0, "nobody holds a lock\n", "")
     assert (await cli.beside("locks", "--json")).json == {"locks": []}

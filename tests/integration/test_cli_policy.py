@@ -14,12 +14,6 @@ from tests.fixtures.flusher import Agents, flush, rows
 from tests.support.command_line import CommandLine
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 async def test_what_a_view_has_recorded_is_shown_and_kept_by_the_command_line(
     cli: CommandLine, cache: AsyncStateCache, settings: Settings
 ) -> None:

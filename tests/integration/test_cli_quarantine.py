@@ -25,12 +25,6 @@ BIG = '"much too big"'
 CHAIN = "SELECT version, value, gap FROM change WHERE key = 'runs/1' ORDER BY version"
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 async def test_nothing_parked_is_said(cli: CommandLine) -> None:
     assert await cli.beside("quarantine", "list") == (0, "nothing is in quarantine\n", "")
     assert (await cli.beside("quarantine", "list", "--json")).json == {"parked": [], "more": False}

@@ -32,12 +32,6 @@ CHAIN = "SELECT version, value, gap FROM change WHERE key = 'runs/1' ORDER BY ve
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%FOR UPDATE OF s%%'"
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 def alter(psql: Psql, statement: str, table: str = "change") -> None:
     psql.execute(statement.format(table).encode())
 

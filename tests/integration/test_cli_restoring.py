@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from statecache import AsyncStateCache, Settings, StateCache
+from statecache import AsyncStateCache, StateCache
 from statecache.cli.restoring import checkpoint_command, rollback_command
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, flushing
@@ -15,12 +15,6 @@ from tests.support.command_line import CommandLine
 
 KEY = "runs/42"
 Asked = list[str]
-
-
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -22,12 +22,6 @@ from tests.support.command_line import CommandLine
 Psql = psycopg.Connection[Any]
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 def test_a_value_is_written_and_read_as_the_json_that_it_is(cli: CommandLine, sync_cache: StateCache) -> None:
     written = cli("set", "runs/1", '{"goal": "é", "n": 123456789012345678901234567890}', "--json")
     assert (written.status, written.json["version"], written.err) == (0, 1, "")

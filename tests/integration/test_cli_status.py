@@ -35,12 +35,6 @@ def settings(make_settings: MakeSettings) -> Settings:
     return make_settings(lease_s=600.0)
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 async def test_all_is_well(cli: CommandLine, agents: Agents, worker: Worker) -> None:
     agents.commit("runs/1")
     await flush(worker)

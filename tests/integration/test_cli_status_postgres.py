@@ -28,12 +28,6 @@ def settings(make_settings: MakeSettings) -> Settings:
 
 
 @pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
-@pytest.fixture
 def bob(settings: Settings) -> Iterator[Psql]:
     """The session of a person in the deployment's schema, whose transaction began more than a second ago."""
     path = f"-c search_path={settings.postgres_schema}"

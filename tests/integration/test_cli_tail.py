@@ -35,12 +35,6 @@ main()
 """The command line, heeding Ctrl-C also where these tests were begun in a shell's background, which ignores it."""
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 async def test_what_there_is_is_printed_once_and_gone_on_from(
     cli: CommandLine, cache: AsyncStateCache, worker: Worker
 ) -> None:

@@ -24,12 +24,6 @@ from tests.support.command_line import CommandLine
 
 
 @pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
-@pytest.fixture
 def file(tmp_path: Path) -> Path:
     """Where an export goes."""
     return tmp_path / "runs.jsonl"

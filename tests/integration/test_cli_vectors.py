@@ -18,12 +18,6 @@ from tests.support.vectors import DIMS, near, need_pgvector, refuse, refuse_no_m
 _LOOKS = (("status", "--json"), ("doctor", "--json"))
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 async def test_an_index_is_made_listed_and_dropped(
     cli: CommandLine, cache: AsyncStateCache, worker: Worker, psql: psycopg.Connection[Any]
 ) -> None:

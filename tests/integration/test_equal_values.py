@@ -33,12 +33,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 def _of_all(state: dict[str, Any]) -> dict[str, Any]:
     return {f"{prefix}{name}": value for prefix in PREFIXES for name, value in state.items()}
 

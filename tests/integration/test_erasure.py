@@ -22,12 +22,6 @@ from tests.support.histories import Psql, conversation, growing, policy, pruned,
 from tests.support.remains import SECRET, in_postgres, in_redis
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 async def told(cache: AsyncStateCache, key: str, *, times: int = 5) -> None:
     for number in range(times):
         await cache.set(key, growing(number) | {"who": SECRET}, actor=SECRET, reason=f"said {SECRET} {number}")

@@ -286,12 +286,6 @@ async def test_a_worker_that_cannot_delete_says_so_and_tries_again_later(
         await until(lambda: expiry.deleted == 1)
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The commands, on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 async def test_exports_and_imports_keep_the_end(cache: AsyncStateCache, cli: CommandLine, tmp_path: Any) -> None:
     state = await cache.set(KEY, {"a": 1}, ttl=HOUR)
     await cache.set("runs/2", 2)

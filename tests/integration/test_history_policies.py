@@ -29,12 +29,6 @@ RECORDED = "SELECT name, history, max_age, max_count FROM retention ORDER BY nam
 KEPT = "SELECT key, version, value IS NOT NULL OR packed IS NOT NULL FROM change WHERE op = 'set' ORDER BY key, version"
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not holds():

@@ -26,12 +26,6 @@ from tests.support.polling import pause_thread
 KEY = "runs/42"
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 def got(url: str) -> str:
     with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
         return str(answer.read().decode())

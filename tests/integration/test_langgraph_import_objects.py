@@ -29,12 +29,6 @@ from tests.support.vendor_schemas import vendor_schema
 
 
 @pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
-@pytest.fixture
 def documents() -> Iterator[str]:
     """The URL of a Redis that holds documents."""
     with redis_of_documents() as url:

@@ -19,12 +19,6 @@ from tests.support.openai_sessions import items
 LEFT_ALONE = "left alone, in whole or in part, for it was changed or deleted, here or at its source"
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 def _add(source: Path, session: str, added: list[Any]) -> None:
     one = SQLiteSession(session, source)
     asyncio.run(one.add_items(added))

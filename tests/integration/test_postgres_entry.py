@@ -11,11 +11,6 @@ from statecache import Settings
 from tests.support.command_line import CommandLine
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 @pytest.mark.own_servers("it closes a database for a moment")
 @pytest.mark.parametrize(
     ("given", "taken", "answer"),

@@ -21,12 +21,6 @@ from tests.support.histories import Psql, Values, aged, conversation, policy, pr
 AGE = timedelta(days=30)
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 @pytest.fixture(params=[(1000, 400), (5, 2)], ids=["large lots", "small lots"])
 def lots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages and transactions that hold all, or a few values."""

@@ -9,7 +9,6 @@ import sys
 from typing import Any
 
 import msgspec
-import pytest
 
 from statecache import AsyncStateCache, Settings, StateCache
 from statecache.settings import process_environment
@@ -117,12 +116,6 @@ def test_processes_of_two_releases_lose_nothing_of_each_other(settings: Settings
             assert state.schema.startswith("Run@2#")
         assert (new_done, new_refused) == ([TURNS] * KEYS, [0] * KEYS)
         assert min(old_refused) > TURNS // 2
-
-
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
 
 
 async def test_what_is_left_of_a_version_is_counted(cli: CommandLine, cache: AsyncStateCache, worker: Worker) -> None:

@@ -26,12 +26,6 @@ Psql = psycopg.Connection[Any]
 CURE = "ALTER TABLE change DROP CONSTRAINT small"
 
 
-@pytest.fixture
-def cli(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The command line on the test's deployment."""
-    return CommandLine(settings, monkeypatch, capsys)
-
-
 @pytest.fixture(params=[2000, 3], ids=["one page", "many pages"])
 def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages that hold all, or a few rows."""
