@@ -163,6 +163,22 @@ def test_a_session_that_cannot_be_read_is_named_and_those_after_it_are_taken_in(
     assert f"statecache: {'m' + chr(92) + 'udcff' if is_id else 'm'}: not taken in: what is stored" in told
 
 
+@pytest.mark.parametrize("strange", [None, b"m"], ids=["NULL", "a BLOB"])
+def test_a_session_whose_id_is_no_text_is_named_and_the_others_are_taken_in(
+    cli: CommandLine, settings: Settings, tmp_path: Path, strange: bytes | None
+) -> None:
+    source = tmp_path / "conversations.db"
+    _add(source, "a", items(2))
+    with sqlite3.connect(source) as rows:
+        rows.execute("INSERT INTO agent_sessions (session_id) VALUES (?)", (strange,))
+    rows.close()
+    for words in (["--dry-run"], [], []):
+        taken = cli("import", "openai-sqlite", str(source), "--json", *words)
+        assert (taken.status, taken.json["written"] + taken.json["same"], taken.json["kept"]) == (1, 2, []), taken
+        assert taken.json["failed"] == {repr(strange): "what is stored cannot be read: its id is no text"}
+    assert _there(settings, "a") == items(2)
+
+
 @pytest.mark.parametrize(
     ("session", "content", "why"),
     [("m", "x" * (9 << 20), "an item is 9,437,265 bytes, more than the limit of 8,388,608 bytes"),

@@ -133,7 +133,9 @@ def sqlite_sessions(source: Path) -> Iterator[StoredSession | Unreadable]:
             yield _session(rows, session_id)
 
 
-def _session(rows: sqlite3.Connection, session_id: str) -> StoredSession | Unreadable:
+def _session(rows: sqlite3.Connection, session_id: object) -> StoredSession | Unreadable:
+    if not isinstance(session_id, str):
+        return Unreadable(repr(session_id), TypeError("its id is no text"))
     asked = "SELECT message_data FROM agent_messages WHERE session_id = ? ORDER BY id"
     try:
         texts = [text for (text,) in rows.execute(asked, (session_id,))]
