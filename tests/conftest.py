@@ -11,6 +11,7 @@ pair          a primary with a replica
 processes     how tests are shared out between the processes of a run
 redis         a deployment on fakeredis, for stories that need no server
 servers       real servers, found and named in the run's header; deployments and clients on them
+shard         one shard whose servers the test starts and kills
 stalls        stories that count seconds, told again where the machine stood still
 steps         what steps do: charges that are counted
 surroundings  nothing of the caller's terminal, nothing drawn by chance
@@ -32,6 +33,7 @@ pytest_plugins = [
     "tests.fixtures.servers",
     "tests.fixtures.near",
     "tests.fixtures.pair",
+    "tests.fixtures.shard",
     "tests.fixtures.stalls",
     "tests.fixtures.steps",
     "tests.fixtures.surroundings",

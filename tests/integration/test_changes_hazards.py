@@ -50,13 +50,6 @@ class Reader:
         return [change.value for change in new]
 
 
-@pytest.fixture
-def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
-    """One shard, with Redis servers that the test starts and kills."""
-    with world(make_settings, tmp_path) as made:
-        yield made
-
-
 @pytest.fixture(scope="module")
 def tiers() -> Iterator[Servers]:
     """A Postgres of these tests' own."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,10 +25,9 @@ from statecache_workers.verification import verify
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import MakeWorker, flush, flushing, rows
-from tests.fixtures.servers import MakeSettings
 from tests.support.erasures import HEAD, LONG, PAGES, told
 from tests.support.fault_proxy import FaultProxy
-from tests.support.gate_world import Fenced, World, world
+from tests.support.gate_world import Fenced, World
 from tests.support.histories import Psql, read
 from tests.support.polling import pause, pause_thread
 from tests.support.remains import SECRET, in_postgres, in_redis
@@ -170,13 +168,6 @@ async def test_without_a_worker_many_keys_wait_and_are_completed_too(
     async with flushing(worker):
         await cache.erase(HEAD, group=True)
     assert (in_postgres(psql), in_redis(redis_raw, keys)) == (set(), set())
-
-
-@pytest.fixture
-def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
-    """One shard, with Redis servers that the test starts and kills."""
-    with world(make_settings, tmp_path) as made:
-        yield made
 
 
 def test_a_failover_in_the_middle_leaves_the_rest_to_the_next_call(

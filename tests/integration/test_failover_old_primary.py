@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
@@ -14,19 +13,11 @@ import pytest
 from statecache import AsyncStateCache
 from statecache.errors import Forked, OutcomeUnknown, PostgresUnavailable, Unavailable
 from tests.fixtures.faults import through
-from tests.fixtures.servers import MakeSettings
 from tests.support.failed_over import parted
 from tests.support.fault_proxy import FaultProxy
-from tests.support.gate_world import Fenced, World, world
+from tests.support.gate_world import Fenced, World
 
 KEY = "runs/42"
-
-
-@pytest.fixture
-def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
-    """One shard, with Redis servers that the test starts and kills."""
-    with world(make_settings, tmp_path) as made:
-        yield made
 
 
 def test_an_old_primarys_writes_never_reach_the_lineage(shard: World) -> None:

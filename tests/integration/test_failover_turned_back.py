@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,10 +12,9 @@ from statecache import AsyncStateCache, StateCacheError, Token
 from statecache.errors import Unavailable
 from statecache.testing.valkey import Valkey
 from tests.fixtures.faults import through
-from tests.fixtures.servers import MakeSettings
 from tests.support.failed_over import parted
 from tests.support.fault_proxy import FaultProxy
-from tests.support.gate_world import World, world
+from tests.support.gate_world import World
 from tests.support.local_reads import kept, reads, until
 
 KEY = "runs/42"
@@ -34,13 +32,6 @@ async def locked(agent: AsyncStateCache) -> AsyncIterator[Token]:
     """Take the lock of the key, and give it back when that is closed."""
     async with agent.lock(KEY, timeout=600) as lock:
         yield lock.token
-
-
-@pytest.fixture
-def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
-    """One shard, with Redis servers that the test starts and kills."""
-    with world(make_settings, tmp_path) as made:
-        yield made
 
 
 async def _lead(network: FaultProxy, server: Valkey) -> None:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from statecache.errors import Unavailable
-from tests.fixtures.servers import MakeSettings
 from tests.support.dirtiness import dirty_keys
-from tests.support.gate_world import SHARD, World, once, world
+from tests.support.gate_world import SHARD, World, once
 
 KEY = "runs/42"
-
-
-@pytest.fixture
-def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
-    """One shard, with Redis servers that the test starts and kills."""
-    with world(make_settings, tmp_path) as made:
-        yield made
 
 
 def test_meta_deleted_by_hand_takes_nothing_with_it(shard: World) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -25,19 +24,12 @@ from statecache.sql import statement
 from statecache.testing.valkey import Valkey
 from tests.fixtures.servers import MakeSettings, plain_client
 from tests.support.gate_taps import Tap, TappedConnection, TappedLink
-from tests.support.gate_world import SHARD, World, once, world
+from tests.support.gate_world import SHARD, World, once
 from tests.support.polling import pause_thread
 
 KEY = "runs/42"
 PATIENCE_S = 10.0  # a third of the time that is taken for an opening
 STEPS = ["after gate_look", "before gate_reserve", "after gate_reserve", "after begin_epoch", "before gate_open"]
-
-
-@pytest.fixture
-def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
-    """One shard, with Redis servers that the test starts and kills."""
-    with world(make_settings, tmp_path) as made:
-        yield made
 
 
 class Dies(BaseException):

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from statecache.errors import Quarantined, Unavailable
 from statecache.rules.epochs import Authority
 from statecache.sql import statement
-from tests.fixtures.servers import MakeSettings
-from tests.support.gate_world import SHARD, World, once, world
+from tests.support.gate_world import SHARD, World, once
 
 KEY = "runs/42"
-
-
-@pytest.fixture
-def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
-    """One shard, with Redis servers that the test starts and kills."""
-    with world(make_settings, tmp_path) as made:
-        yield made
 
 
 def test_a_server_that_was_replaced_under_its_opener_is_not_opened_for_the_row_that_names_its_former_self(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -21,16 +19,9 @@ from statecache.model import Durability
 from statecache.testing.valkey import Valkey
 from tests.fixtures.servers import MakeSettings
 from tests.support.command_line import CommandLine
-from tests.support.gate_world import SHARD, World, once, world
+from tests.support.gate_world import SHARD, World, once
 
 KEY = "runs/42"
-
-
-@pytest.fixture
-def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
-    """One shard, with Redis servers that the test starts and kills."""
-    with world(make_settings, tmp_path) as made:
-        yield made
 
 
 def as_role(shard: World, *, may_open: bool) -> str:

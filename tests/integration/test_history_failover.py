@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -19,19 +18,11 @@ from statecache import Checkpoint, Position, Set, Settings, StateCache, VersionN
 from statecache.settings import process_environment, variable_of
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, rows
-from tests.fixtures.servers import MakeSettings
-from tests.support.gate_world import World, world
+from tests.support.gate_world import World
 from tests.support.polling import pause_thread
 
 KEY, TWIN = "runs/42", "runs/42/twin"
 KILLS = 12
-
-
-@pytest.fixture
-def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
-    """One shard, with Redis servers that the test starts and kills."""
-    with world(make_settings, tmp_path) as made:
-        yield made
 
 
 def test_a_checkpoint_survives_the_redis_that_took_it(shard: World) -> None:

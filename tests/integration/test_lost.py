@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,21 +13,13 @@ from statecache import AsyncStateCache, ConfigurationError, DrainReport, Lost, L
 from statecache.clock import monotonic
 from statecache.testing.valkey import Valkey
 from tests.fixtures.faults import through
-from tests.fixtures.servers import MakeSettings
 from tests.support.command_line import CommandLine
 from tests.support.fault_proxy import FaultProxy
-from tests.support.gate_world import Fenced, World, append_only_file, lose_from, world
+from tests.support.gate_world import Fenced, World, append_only_file, lose_from
 from tests.support.polling import pause
 
 KEY = "runs/42"
 AT_ONCE_S = 5.0
-
-
-@pytest.fixture
-def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
-    """One shard, with Redis servers that the test starts and kills."""
-    with world(make_settings, tmp_path) as made:
-        yield made
 
 
 def lost_tail(shard: World, *, many: int = 2) -> tuple[Valkey, list[State[Any]]]:

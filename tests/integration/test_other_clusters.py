@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import psycopg
 import pytest
 
@@ -13,16 +10,9 @@ from statecache.keys import KeySpace
 from statecache.testing.valkey import Valkey
 from tests.fixtures.servers import MakeSettings, plain_client
 from tests.support.command_line import CommandLine
-from tests.support.gate_world import World, once, world
+from tests.support.gate_world import World, once
 
 KEY, OTHERS = "runs/1", "00000000-0000-0000-0000-000000000000"
-
-
-@pytest.fixture
-def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
-    """One shard, with Redis servers that the test starts and kills."""
-    with world(make_settings, tmp_path) as made:
-        yield made
 
 
 def read(shard: World, server: Valkey, key: str = KEY) -> object:

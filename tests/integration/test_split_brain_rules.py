@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from statecache import AsyncStateCache
-from tests.fixtures.servers import MakeSettings
 from tests.support.failed_over import parted
-from tests.support.gate_world import World, once, world
+from tests.support.gate_world import World, once
 from tests.support.histories import Psql
 from tests.support.polling import pause_thread
 
 KEY = "runs/42"
-
-
-@pytest.fixture
-def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
-    """One shard, with Redis servers that the test starts and kills."""
-    with world(make_settings, tmp_path) as made:
-        yield made
 
 
 def test_the_rightful_primary_is_never_taken_for_an_old_one(shard: World) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -17,22 +16,14 @@ from statecache_workers.runner import DRAINED, LEFT, Runner
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import Log, MakeWorker, flush
-from tests.fixtures.servers import MakeSettings
 from tests.support.failed_over import BOUND_S, QUICK, parted, until, working
 from tests.support.fault_proxy import FaultProxy
-from tests.support.gate_world import World, world
+from tests.support.gate_world import World
 
 pytestmark = pytest.mark.counts_seconds
 
 KEY = "runs/42"
 TIMEOUT_S, DRAIN_S = 1.0, 5.0
-
-
-@pytest.fixture
-def shard(make_settings: MakeSettings, tmp_path: Path) -> Iterator[World]:
-    """One shard, with Redis servers that the test starts and kills."""
-    with world(make_settings, tmp_path) as made:
-        yield made
 
 
 class Story:
