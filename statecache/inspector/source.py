@@ -24,7 +24,7 @@ from statecache.core.read.listed import Listed, Sight
 from statecache.errors import PostgresUnavailable, StateCacheError, Unavailable
 from statecache.expiry import expires_at, form_of
 from statecache.history_errors import HistoryIncomplete, VersionNotFound
-from statecache.keys import beyond_prefix, group_of
+from statecache.keys import beyond_prefix
 from statecache.model import Position, Record
 from statecache.records import time_of
 from statecache.rules.filters import Selection
@@ -322,8 +322,3 @@ class Source:
             )
             for epoch, n, at, count, key, writer, actor, reason in rows
         ]
-
-
-def shard_and_group(source: Source, key: str) -> tuple[int, str]:
-    """Return where a key lives."""
-    return source.runtime.keys.shard(key), group_of(key)
