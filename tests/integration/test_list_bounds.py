@@ -200,6 +200,27 @@ async def test_of_what_is_dirty_as_many_values_are_read_as_the_limit_needs(
         assert not valued
 
 
+async def test_of_what_is_dirty_no_more_values_are_read_at_once_than_make_a_page(
+    client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as the first ones tell how large they are, in every order."""
+    monkeypatch.setattr("statecache.core.read.listing._PAGE_BYTES", 1000)
+    await client.set_many(dict.fromkeys(NAMES, "x" * 98))
+    valued, dirty = list[int](), client._runtime.listing._dirty
+    held = dirty.held
+
+    async def counted(keys: Any, seconds: float, *, values: bool) -> Any:
+        valued.extend([len(keys)] if keys and values else ())
+        return await held(keys, seconds, values=values)
+
+    monkeypatch.setattr(dirty, "held", counted)
+    order: Any
+    for order in ORDERS:
+        assert len(await _keys(client.list("runs/", order=order))) == len(NAMES)
+        assert valued == [20, 10, 10]
+        valued.clear()
+
+
 async def test_pages_by_key_do_not_each_ask_for_the_names_of_all_that_is_dirty(
     client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,8 +22,8 @@ states are read so many at a time, in order, and Postgres as far as these reach;
 them, for each look asks for the names of all. By age, all of them are, for nothing tells which is newest before it is
 read. All that without their values. A page of Postgres' rows, which carry theirs, is merged with what is dirty among
 them, and all of it given before more rows are asked for, or held. The values of what is dirty there are read when its
-turn has come, of so many states at a time as are wanted. A state that has changed by then is given as it is, and one
-that has left Redis is read by itself.
+turn has come, of so many states at a time as are wanted, and as make a page by what was read. A state that has changed
+by then is given as it is, and one that has left Redis is read by itself.
 
 What Postgres holds of a state whose newest change is in quarantine is only that there is such a change. Redis is asked
 for such a state, and may hold it for a while; once it does not, the record says `quarantined`, as a reader would see.
@@ -65,8 +65,8 @@ _PAGE_BYTES = 16 << 20
 """How many bytes of values are read at once, or a little more: the last of them is read whole."""
 _DIRTY_MIN, _DIRTY_MAX = 200, 5_000
 """How many dirty states are read at once at least, and at most: for more of them all shards are looked at again."""
-_VALUES = 200
-"""How many values of dirty states are read at once at most."""
+_VALUES_MIN, _VALUES_MAX = 20, 200
+"""How many values of dirty states are read first, and how many at once at most, fewer where they are large."""
 _Page = tuple[list[tuple[Any, ...]], dict[int, Watermark]]
 """Rows, and the watermarks of Postgres."""
 _VALUE, _UPDATED_AT = 2, 11
@@ -298,13 +298,15 @@ class Listing:
 
     async def _valued(self, pages: AsyncIterator[list[Sight]], listed: Listed, seconds: float) -> AsyncIterator[Sight]:
         """Yield the sights of each page with their values: of so many at a time as are wanted, then of more."""
-        wanted = min(listed.limit or _VALUES, _VALUES)
+        wanted = min(listed.limit or _VALUES_MIN, _VALUES_MIN)
         async for page in pages:
             waiting = iter(page)
             while some := _taken(waiting, wanted):
-                wanted = min(wanted * 4, _VALUES)
                 light = {one.record.key for one in some if one.is_light} if listed.reads_values else set[str]()
                 held, _ = await self._dirty.held([*light], seconds, values=True)
+                size = sum(len(record.value) for record in held.values())
+                page_of = _PAGE_BYTES * len(held) // size if size else _VALUES_MAX
+                wanted = max(1, min(wanted * 4, page_of, _VALUES_MAX))
                 for one in some:
                     if (key := one.record.key) in light:
                         record = held.pop(key, None) or await self._reader.primary(key, end=monotonic() + seconds)
