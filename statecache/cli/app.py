@@ -38,9 +38,17 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        raise typer.Exit(deployment.version())
+
+
 @app.callback()
 def statecache(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; also STATECACHE_DEBUG=1.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version, and exit.")
+    ] = False,
 ) -> None:
     """Agent state that every worker can share: hot in Redis, durable in Postgres.
 

@@ -296,10 +296,10 @@ def test_an_interrupt_is_silent(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert told(capsys, "where", "a/b") == (130, "", "")
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = told(capsys, "version")
-    assert status == 0
-    assert out.startswith("statecache 0.1.0 ")
+@pytest.mark.parametrize("words", [["version"], ["--version"], ["--debug", "--version"], ["--version", "status"]])
+def test_the_version(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    status, out, err = told(capsys, *words)
+    assert (status, out.partition("(")[0], err) == (0, "statecache 0.1.0 ", "")
 
 
 def test_shards_to_claim_are_numbers_or_all() -> None:
