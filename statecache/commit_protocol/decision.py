@@ -10,6 +10,7 @@
     FOREIGN          Fail; Pause where somebody's entry is in the way, which a worker will remove
     an error reply   Again where the script was not known, Pause where a later try may succeed, else Fail
     no reply         `unanswered`: Pause, and again as a repeat
+    what hinders it  Pause where that passes, else Fail; once an answer was lost, Pause for as long as there is time
 
 An error that is raised says what is true of the commit: Refuse and an unknown outcome are told apart by `Commit.fail`.
 """
@@ -33,6 +34,7 @@ from statecache.errors import (
     OutcomeUnknown,
     RedisUnavailable,
     StateCacheError,
+    Unavailable,
 )
 from statecache.model import Position
 from statecache.records import time_of
@@ -151,8 +153,8 @@ def after_error(commit: Commit, reply: Exception, *, now: float) -> Again | Paus
         return _refused(commit, Backpressure(commit.shard, reason=why), now)
     error = refusal(reply, commit.redis_keys[0])
     if isinstance(error, RedisUnavailable) and code in AGAIN:
-        return hindered(error)
-    return Fail(error, reply)
+        return hindered(commit, error)
+    return Pause(error) if asks_on(commit, error) else Fail(error, reply)
 
 
 def _refused(commit: Commit, error: StateCacheError, now: float, *, lasting: bool = False) -> Refuse | Wait:
@@ -181,6 +183,16 @@ def after_lookup(
     return Again()
 
 
-def hindered(error: RedisUnavailable) -> Pause | Fail:
-    """Return what comes next where Redis could not be asked."""
-    return Fail(error) if error.reason in FINAL else Pause(error)
+def hindered(commit: Commit, error: StateCacheError) -> Pause | Fail:
+    """Return what comes next where it could not be sent, or what it needs first could not be done."""
+    if isinstance(error, RedisUnavailable) and error.reason not in FINAL:
+        return Pause(error)
+    return Pause(error) if asks_on(commit, error) else Fail(error)
+
+
+def asks_on(commit: Commit, error: StateCacheError) -> bool:
+    """Return whether it goes on asking as long as it has time: its answer is lost, and may be had from another server.
+
+    An address that leads to the wrong one for a moment, as in a failover, leads to the right one again.
+    """
+    return commit.lost_answer is not None and isinstance(error, (Unavailable, ConfigurationError))

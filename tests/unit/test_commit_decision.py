@@ -34,9 +34,13 @@ from statecache.errors import (
     ForeignData,
     LimitExceeded,
     LockHeld,
+    Lost,
     OutcomeUnknown,
+    PostgresUnavailable,
     RedisUnavailable,
     StaleToken,
+    StateCacheError,
+    Unavailable,
     VersionConflict,
 )
 from statecache.lua import script
@@ -209,8 +213,26 @@ def test_what_is_no_answer_of_the_script(reply: Any, kind: type[Pause | Fail], e
 
 @pytest.mark.parametrize("reason", ["authentication", "tls", "connection", "timeout", "role", "loading", "pool"])
 def test_what_no_repetition_changes_is_given_up(reason: str) -> None:
-    step = hindered(RedisUnavailable(reason, detail="x"))
+    step = hindered(_commit(), RedisUnavailable(reason, detail="x"))
     assert type(step) is (Fail if reason in ("authentication", "tls") else Pause)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RedisUnavailable("authentication", detail="x"), PostgresUnavailable("connect", detail="x"),
+        Unavailable("epoch", detail="x"), ConfigurationError("this is a Redis Sentinel"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_whose_answer_is_lost_asks_on_whatever_server_it_is_led_to(error: StateCacheError) -> None:
+    assert type(hindered(_commit(), error)) is Fail
+    commit = _commit()
+    commit.unanswered(LOST)
+    assert hindered(commit, error) == Pause(error)
+    assert type(next_step(commit, _error("NOPERM this user has no permissions"), now=NOW)) is Pause
+    assert type(hindered(commit, Lost("p", "c", position=Position(1, 1), epoch=1))) is Fail
+    assert type(next_step(commit, _error("WRONGTYPE Operation against a key"), now=NOW)) is Fail
 
 
 def _found(*values: bytes) -> Found:

@@ -294,7 +294,7 @@ class Committer:
                 commit.unanswered(told)
                 await self._redis.pool.drop_idle()
                 await self._give_back(commit)
-                await self._repeats.take(commit, hindered(told))
+                await self._repeats.take(commit, hindered(commit, told))
                 continue
             finally:
                 self._redis.pool.give(link)
@@ -307,24 +307,20 @@ class Committer:
         """Make one attempt in an exchange that is shared with other callers' commits; return None to try again."""
         try:
             replies = await self._batches.send(commit, seconds)
-        except RedisUnavailable as error:
-            step, before = hindered(error), commit.last_error
+        except StateCacheError as error:
+            step, before = hindered(commit, error), commit.last_error
             if isinstance(step, Pause) and before is not None and attempt_s(seconds) < SILENCE_S:
                 step = Pause(before)  # after so short a time nothing is known of what hinders it
             await self._repeats.take(commit, step)
             return None
-        except StateCacheError as error:
-            commit.fail(error)
         return await self._outcome(commit, replies)
 
     async def _opened(self, commit: Commit) -> None:
         try:
             await self._opener.open(commit.shard, end=commit.end)
             note(retries=1)
-        except RedisUnavailable as error:
-            await self._repeats.take(commit, hindered(error))
         except StateCacheError as error:
-            commit.fail(error)
+            await self._repeats.take(commit, hindered(commit, error))
 
     async def _load(self, commit: Commit, keys: Sequence[str]) -> None:
         """Load states from Postgres; at first, and where the commit goes alone, it takes their install along.
@@ -341,7 +337,7 @@ class Committer:
                 commit.install = await self._hydrator.load_ahead(keys, looked, end=commit.end)
             commit.loaded = True
         except StateCacheError as error:
-            commit.fail(error)
+            await self._repeats.take(commit, hindered(commit, error))
 
     async def _look_first(self, commit: Commit) -> None:
         """Ask Postgres for states that are to be new and of which nothing is known here: Redis would lack them.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from statecache.call_notes import note
 from statecache.clock import monotonic
-from statecache.commit_protocol.decision import Again, Load, OpenShard, Pause, hindered, next_step
+from statecache.commit_protocol.decision import Again, Load, OpenShard, Pause, asks_on, hindered, next_step
 from statecache.concurrency.batching import REQUESTS_MAX, WEIGHT_MAX
 from statecache.core.commit.attempts import SEND_S_MIN, never_sent
 from statecache.core.commit.durability_support import COPIED
@@ -164,12 +164,9 @@ class ManyCommits:
                 raise
             finally:
                 self._redis.pool.give(link)
-        except RedisUnavailable as error:
-            for commit in commits:
-                await self._carry_out(call, commit, hindered(error), ())
         except StateCacheError as error:
             for commit in commits:
-                await self._fail(call, commit, error)
+                await self._carry_out(call, commit, hindered(commit, error), ())
         else:
             for commit, replies in zip(commits, answers, strict=True):
                 await self._carry_out(call, commit, next_step(commit, replies[0], now=monotonic()), replies)
@@ -233,7 +230,7 @@ class ManyCommits:
         """Do once what several commits need, in half of the time that is left, for others need theirs.
 
         Where that fails for want of a server or of time, they go with the next round, for some may have been served.
-        A gate that is refused long before the end stays closed, whoever waits.
+        A gate that is refused long before the end stays closed, whoever waits; whose answer is lost waits nevertheless.
         """
         now = monotonic()
         left = max(call.end - now, 0.001)
@@ -244,7 +241,7 @@ class ManyCommits:
             final = not isinstance(error, Unavailable) or error.reason in FINAL or left <= 0.2
             refused = isinstance(error, Unavailable) and error.reason == "epoch" and monotonic() + PAUSE_S_MAX < end
             for commit in commits:
-                if final or refused:
+                if (final or refused) and not asks_on(commit, error):
                     await self._fail(call, commit, error)
                 else:
                     await self._pause(call, commit, error)

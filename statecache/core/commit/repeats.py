@@ -75,10 +75,11 @@ class Repeats:
             commit.waited_s += monotonic() - asked
             if error.reason == "pool":  # what time is left would be for the server
                 commit.fail(pool.all_in_use(commit.waited_s))
-            await self.take(commit, hindered(error))
+            await self.take(commit, hindered(commit, error))
             return None
         except StateCacheError as error:
-            commit.fail(error)
+            await self.take(commit, hindered(commit, error))
+            return None
         commit.waited_s += monotonic() - asked
         if commit.durability not in COPIED:
             return link
@@ -86,13 +87,12 @@ class Repeats:
             await self._support.check_server(commit.durability, link, end=commit.end)
         except BaseException as error:  # whatever it is, the connection is another's to use
             pool.give(link)
+            if not isinstance(error, StateCacheError):
+                raise
             if isinstance(error, RedisUnavailable):
                 await pool.drop_idle()
-                await self.take(commit, hindered(error))
-                return None
-            if isinstance(error, StateCacheError):
-                commit.fail(error)
-            raise
+            await self.take(commit, hindered(commit, error))
+            return None
         return link
 
     async def look_up(self, commit: Commit, *, applied: bool, position: Position | None = None) -> Committed | None:
@@ -173,7 +173,7 @@ class Repeats:
             replies = await self._attempts.confirm(link, commit, found, max(commit.end - monotonic(), 0.001))
         except RedisUnavailable as error:
             await self._redis.pool.drop_idle()
-            await self.take(commit, hindered(error))
+            await self.take(commit, hindered(commit, error))
             return []
         finally:
             self._redis.pool.give(link)
