@@ -222,3 +222,32 @@ async def test_status_tells_of_it_and_what_to_do(world: World, shown: CommandLin
     assert found.status == 1, found
     attention = "\n".join(found.json["attention"])
     assert all(words in attention for words in said), attention
+
+
+async def test_a_worker_that_has_died_has_no_trouble_any_more(world: World, shown: CommandLine) -> None:
+    await flush(world.worker)
+    await _worker_elsewhere(world)
+    assert "worker old cannot serve" in (await shown.beside("status")).out
+    world.psql.execute("UPDATE worker SET beat_until = now() - interval '1 second' WHERE id = 'old'")
+    found = await shown.beside("status", "--json")
+    assert (found.status, found.json["attention"]) == (0, [])
+    assert {one["id"]: one["trouble"] for one in found.json["workers"]}["old"] == ""
+
+
+async def test_what_an_old_primary_has_brought_back_is_lost_no_longer(world: World, shown: CommandLine) -> None:
+    await flush(world.worker)
+    world.psql.execute(
+        "INSERT INTO lost (shard, epoch, first_n, last_n, cause, positions, keys, reported_by) "
+        "VALUES (0, 9, 5, 6, 'tail', 2, '{}', 'w'), (1, 9, 5, 5, 'tail', 1, '{}', 'w')"
+    )
+    kept = (
+        "INSERT INTO conflict SELECT %s, 'runs/1', 0, 8, %s, 'set', 1, '', '1', 'json', '', 'w', '', '', now(), 'tail'"
+    )
+    world.psql.execute(kept, ("c5", 5))
+    world.psql.execute(kept, ("c7", 7))
+    attention = "\n".join((await shown.beside("status", "--json")).json["attention"])
+    assert "2 positions of shards 0, 1 were lost" in attention, attention
+    world.psql.execute(kept, ("c6", 6))
+    found = (await shown.beside("status", "--json")).json
+    assert (found["lost"], found["new_lost"]) == (1, 1)
+    assert "1 position of shard 1 was lost" in "\n".join(found["attention"])

@@ -313,9 +313,10 @@ def _age_s(oldest: str, now_ms: int, *, behind: bool) -> float | None:
 
 def _worker(row: Sequence[Any], lease_s: float) -> WorkerSeen:
     name, up_s, left_s, shards, avoids, trouble = row
+    lives = float(left_s) > 0  # one that does not has no trouble any more, whatever it told last
     return WorkerSeen(
-        id=name, shards=shards, heartbeat_s=max(0.0, lease_s - float(left_s)), up_s=float(up_s), avoids=avoids,
-        trouble=trouble,
+        id=name, shards=shards, heartbeat_s=max(0.0, lease_s - float(left_s)), up_s=float(up_s),
+        avoids=avoids if lives else 0, trouble=trouble if lives else "",
     )  # fmt: skip
 
 
