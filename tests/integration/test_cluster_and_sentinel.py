@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
 from statecache import AsyncStateCache, ConfigurationError, RedisUnavailable, Settings
@@ -18,9 +21,13 @@ from statecache.testing.folders import Throwaway, ordinary_user
 from statecache.testing.ports import free_port
 from statecache.testing.process import Process, spawn
 from statecache.testing.valkey import Valkey
+from tests.fixtures.faults import through
+from tests.fixtures.flusher import Agents, rows
 from tests.fixtures.servers import MakeSettings, plain_client
 from tests.support.command_line import CommandLine
-from tests.support.polling import pause_thread
+from tests.support.fault_proxy import FaultProxy
+from tests.support.polling import pause, pause_thread
+from tests.support.workers import ready
 
 SLOTS = 16384
 CLUSTER = "this is a node of a Redis Cluster"
@@ -210,3 +217,31 @@ def test_another_database_than_the_first_changes_nothing(
         assert re.search(CLUSTER if what == "cluster" else "as a Redis Sentinel", ended.err + ended.out) or (
             what == "cluster" and "DB index" in ended.err + ended.out
         )
+
+
+@pytest.mark.own_servers("the sentinel asks for the same password")
+async def test_a_worker_whose_address_leads_to_a_sentinel_for_a_moment_goes_on_afterwards(
+    settings: Settings, proxy: FaultProxy, agents: Agents, psql: psycopg.Connection[Any], binary: Path, folder: Path
+) -> None:
+    url = urlsplit(settings.redis_url)
+    server = Sentinel(folder, binary=binary, name=f"{binary.name}-met", password=url.password or "")
+    server.start()
+    try:
+        async with ready(through(settings, redis=proxy), lease_s=3, lease_renew_s=0.5) as process:
+            proxy.retarget("127.0.0.1", server.port)
+            proxy.cut_all()
+            while SENTINEL not in (told := await process.until("outage"))["detail"]:
+                continue  # at first it is told that the connection is gone
+            assert told["reason"] == "configuration"
+            while SENTINEL not in repr(rows(psql, "SELECT trouble FROM worker")):
+                await pause()
+            agents.commit(agents.key_on(0))
+            proxy.retarget("127.0.0.1", url.port or 0)
+            proxy.cut_all()
+            await process.until("recovered")
+            process.send(signal.SIGTERM)
+            assert (await process.until("stopped"))["left"] == 0
+            assert await process.ended() == 0
+    finally:
+        server.discard()
+    assert rows(psql, "SELECT count(*) FROM change") == [(1,)]

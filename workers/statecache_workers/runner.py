@@ -3,8 +3,10 @@
 SIGTERM or SIGINT: what stands in the streams at that moment is flushed, for at most `drain_s`, and so is what the
 worker itself was deleting because it has ended. What old primaries have taken by then is kept in `conflict`, as far as
 they are reached, within the same time. Then the shards are given back and what is left is logged. A second
-signal cuts the draining short. Outages are waited out, at the start too, with ever longer pauses. Statuses: 0
-everything flushed, 1 something left, 3 configuration, 4 a server that will never let us in.
+signal cuts the draining short. Outages are waited out, at the start too, with ever longer pauses; so is, once a turn
+has come through, what would be a wrong configuration at the start: an address may lead elsewhere for a moment, and a
+right be taken away. Statuses: 0 everything flushed, 1 something left, 3 configuration, 4 a server that will never let
+us in.
 
 Where a health port is set it is served from before the first turn until after the last, and in an outage of Postgres
 Redis is still asked how far the shards are, so that the lag which grows meanwhile is seen.
@@ -190,16 +192,16 @@ class Runner:
                 await work()
 
     def _passes(self, error: BaseException) -> bool:
-        """Return whether to try again: what was allowed once, a user or a right of his, may be given back."""
+        """Return whether to try again: what fitted once, an address, a user or a right of his, may fit again."""
         if isinstance(error, ConfigurationError):
-            return self._connected and self.worker.redis.lacks_rights
+            return self._connected
         return isinstance(error, Unavailable) and (self._connected or error.reason != "authentication")
 
     def _note(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         self._troubled = True
         gc.collect()
-        server, reason = _named(error)
+        server, reason = _named(error, lacks_rights=self.worker.redis.lacks_rights)
         self.pulse.turn_failed(server, reason)
         if server == "redis":
             self.pulse.reached("postgres")  # which is always asked first
@@ -209,7 +211,7 @@ class Runner:
     async def _wait_out(self, seconds: float) -> None:
         """Pause before the next attempt; where only Postgres is gone, ask Redis how the backlog grows.
 
-        Where only Redis is gone, or a right there, say so in Postgres: `statecache status` tells it from a dead worker.
+        Where Postgres is there, say in it what is not: `statecache status` tells it from a dead worker.
         """
         if self.health is not None and "postgres" in self.pulse.troubles:
             try:
@@ -218,8 +220,10 @@ class Runner:
                 self.pulse.reached("redis")
             except (Unavailable, TimeoutError) as error:
                 self.pulse.lost("redis", error.reason if isinstance(error, Unavailable) else "timeout")
+            except ConfigurationError:
+                self.pulse.lost("redis", "configuration")
         end, ends = monotonic() + seconds, self._ends
-        while self.pulse.troubles.keys() == {"redis"} and end > monotonic() and not ends.is_set():
+        while "postgres" not in self.pulse.troubles and end > monotonic() and not ends.is_set():
             await self._tell()
             await self._pause(min(self._settings.lease_renew_s, max(end - monotonic(), 0)))
         await self._pause(end - monotonic())
@@ -317,12 +321,12 @@ async def _cut_short(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.wait(tasks)
 
 
-def _named(error: BaseException | None) -> tuple[str, str]:
-    """Return which server an outage is of, and why; a right that is missing is waited for in Redis alone."""
+def _named(error: BaseException | None, *, lacks_rights: bool) -> tuple[str, str]:
+    """Return which server an outage is of, and why; of a right that is missing Redis alone says so."""
     if isinstance(error, PostgresUnavailable):
         return "postgres", error.reason
     if isinstance(error, ConfigurationError):
-        return "redis", "rights"
+        return ("redis", "rights") if lacks_rights else ("other", "configuration")
     reason = error.reason if isinstance(error, Unavailable) else ""
     return "redis" if isinstance(error, RedisUnavailable) else "other", reason
 
