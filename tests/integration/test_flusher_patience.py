@@ -247,6 +247,20 @@ async def test_what_redis_does_not_let_out_at_once_is_read_in_parts(
     assert {line["reason"] for line in log.of("batch_too_large")} == {"connection"}
 
 
+async def test_one_entry_is_never_told_as_too_large_a_batch(
+    agents: Agents, make_worker: MakeWorker, settings: Settings, psql: Psql, log: Log
+) -> None:
+    """Nothing smaller can be tried, as where a pooler pauses."""
+    worker = make_worker(settings.model_copy(update={"timeout_s": 0.5, "hydrate_token_s": 0.5}))
+    await flush_through(worker)
+    agents.commit(agents.key_on(0))
+    with _refused_changes(psql, "slow", most=0), pytest.raises(PostgresUnavailable):
+        await flush(worker)
+    assert not log.of("batch_too_large")
+    await flush_through(worker)
+    assert sum(flushed(psql).values()) == 1
+
+
 async def test_a_time_that_postgres_cannot_count_is_as_long_as_it_can(
     make_settings: MakeSettings, make_worker: MakeWorker
 ) -> None:

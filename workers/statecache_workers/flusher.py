@@ -243,7 +243,8 @@ class Flusher:
 
     def _halve(self, entries: int, size: int, error: Unavailable) -> None:
         self.size.too_large(entries, size)
-        warn("batch_too_large", entries=entries, next_entries_max=self.size.entries, reason=error.reason)
+        if entries > 1:  # of one entry nothing smaller could be tried: the server is late, or away
+            warn("batch_too_large", entries=entries, next_entries_max=self.size.entries, reason=error.reason)
 
     async def _acknowledge(self, link: Link, done: Sequence[tuple[Slice, WriteResult]], progress: Progress) -> None:
         """Move what is remembered to the batch's end, and then Redis' copy of the watermarks."""
