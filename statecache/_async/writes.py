@@ -284,7 +284,7 @@ class AsyncWrites(VerbGroup[D], Generic[D]):
 
     async def _expect_nothing(self, keys: Sequence[str], end: float) -> None:
         """Raise VersionConflict for the first key of a state, which a delete did not expect."""
-        self._view.locks_of(keys)
+        self._view.locks_of(keys)  # who deletes nothing has to have his lease, too
         first, *others = keys
         records = {first: await self._runtime.reader.record(first, end=end)}  # which opens a closed gate
         records |= await self._runtime.many.primary(others, end=end) if others else {}

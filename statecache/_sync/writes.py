@@ -291,7 +291,7 @@ class Writes(VerbGroup[D], Generic[D]):
 
     def _expect_nothing(self, keys: Sequence[str], end: float) -> None:
         """Raise VersionConflict for the first key of a state, which a delete did not expect."""
-        self._view.locks_of(keys)
+        self._view.locks_of(keys)  # who deletes nothing has to have his lease, too
         first, *others = keys
         records = {first: run(self._runtime.reader.record(first, end=end))}  # which opens a closed gate
         records |= run(self._runtime.many.primary(others, end=end)) if others else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statecache.disk_space import NoRoom
 from statecache.errors import (
     ConfigurationError,
     DurabilityRefused,
@@ -11,7 +12,6 @@ from statecache.errors import (
     UsageError,
 )
 from statecache.history_errors import HistoryIncomplete
-from statecache.testing.room import NoRoom
 
 OK = 0
 FINDING = 1

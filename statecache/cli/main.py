@@ -21,9 +21,9 @@ from statecache.cli.app import command_line
 from statecache.cli.error_text import CommandGiven, facts_of, given_by, interrupted, line_of, origin_told
 from statecache.cli.exits import FULL_DISK, INTERRUPTED, OK, USAGE, status_of
 from statecache.cli.screen import print_json, tell
+from statecache.disk_space import FULL
 from statecache.errors import StateCacheError
 from statecache.settings import process_environment
-from statecache.testing.room import FULL
 
 _Usage: type[Exception] = typer.BadParameter.__mro__[2]
 """What every wrong use of the command line is to typer: its class moved between releases."""

@@ -165,7 +165,10 @@ class View(Generic[D]):
         return inf if ms is None else ms
 
     def locks_of(self, keys: Sequence[str], *, repeated: bool = False) -> Locks | None:  # noqa: ARG002
-        """Return the locks that a commit of these keys has to heed; None for most commits."""
+        """Return the locks that a commit of these keys has to heed; None for most commits.
+
+        With a namespace's first commit what is kept of its history is declared.
+        """
         if self.retention is not None:
             self.runtime.history_policies.declare(keys[0].partition("/")[0], self.retention)
         locking = self.policy.locking

@@ -20,6 +20,7 @@ from typing import Self
 import msgspec
 
 from statecache.clock import monotonic, sleep
+from statecache.disk_space import full_disks_told, is_full
 from statecache.errors import ConfigurationError
 from statecache.testing.binaries import PostgresInstall, postgres_install, valkey_server
 from statecache.testing.folders import Throwaway, locked, ordinary_user, reachable, user_folder
@@ -27,7 +28,6 @@ from statecache.testing.leftovers import kill_recorded
 from statecache.testing.ports import is_free, why_not_free
 from statecache.testing.postgres import Postgres
 from statecache.testing.process import RunAs
-from statecache.testing.room import full_disks_told, is_full
 from statecache.testing.valkey import Valkey
 from statecache.testing.workers import Workers, migrate
 

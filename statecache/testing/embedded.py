@@ -18,12 +18,12 @@ from typing import Self
 
 import msgspec
 
+from statecache.disk_space import full_disks_told
 from statecache.errors import UsageError
 from statecache.testing.binaries import postgres_install, valkey_server
 from statecache.testing.folders import Throwaway, ordinary_user
 from statecache.testing.postgres import Postgres
 from statecache.testing.process import RunAs
-from statecache.testing.room import full_disks_told
 from statecache.testing.server import Server
 from statecache.testing.valkey import Valkey
 from statecache.testing.workers import Workers, migrate

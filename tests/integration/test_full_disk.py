@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from statecache.cli.exits import FULL_DISK, status_of
+from statecache.disk_space import NoRoom, full_disks_told, is_full
 from statecache.errors import PostgresUnavailable, RedisUnavailable
-from statecache.testing.room import NoRoom, full_disks_told, is_full
 from tests.fixtures.surroundings import short_folder
 
 WAIT_S = 60.0

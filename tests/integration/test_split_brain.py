@@ -149,7 +149,7 @@ async def test_a_large_backlog_is_kept_in_pieces(
 ) -> None:
     """What one turn keeps is bounded, and a shard of which there is ever more holds up no other."""
     monkeypatch.setattr("statecache.core.epoch.rescue._PAGE", 3)
-    monkeypatch.setattr("statecache.core.epoch.beside._PAGES_MAX", 2)
+    monkeypatch.setattr("statecache.core.epoch.diverged_primary._PAGES_MAX", 2)
     idle = make_worker(parted.here)
     idle.taking = False
     parted.take(*[0] * 40, 1, 2, 3)
@@ -224,7 +224,7 @@ async def test_what_is_kept_is_told_now_and_then(
 ) -> None:
     """Agents may write there for hours: the alarm that names both servers stays in sight."""
     monkeypatch.setattr("statecache.core.epoch.rescue._PAGE", 3)
-    monkeypatch.setattr("statecache.core.epoch.beside._PAGES_MAX", 1)
+    monkeypatch.setattr("statecache.core.epoch.diverged_primary._PAGES_MAX", 1)
     now = [0.0]
     idle = make_worker(parted.here, monotonic=lambda: now[0])
     idle.taking = False
@@ -258,7 +258,7 @@ async def test_a_worker_that_is_told_to_stop_on_an_old_primary_keeps_first_what_
 ) -> None:
     """What is kept is not left, whether the shards are its own or another worker's by then."""
     monkeypatch.setattr("statecache.core.epoch.rescue._PAGE", 3)
-    monkeypatch.setattr("statecache.core.epoch.beside._PAGES_MAX", 2)
+    monkeypatch.setattr("statecache.core.epoch.diverged_primary._PAGES_MAX", 2)
     async with _running(parted.here, taking=taking, drain_s=BOUND_S) as (runner, task):
         parted.take(*SHARDS * 20)
         runner.signalled()

@@ -24,7 +24,7 @@ LAYERS = (
     + _row("error_facts errors history_errors signal_errors"),
     _row("keys record_classes set_order value_loss unread_by_model unread tuple_slots schemas expiry codec upgrading")
     + _row("records entries resp near zstd history rules"),
-    _row("lua sql settings clock backoff concurrency _process _signals _tls"),
+    _row("lua sql settings clock disk_space backoff concurrency _process _signals _tls"),
     ("statecache.commit_protocol", "statecache.redis_errors", "statecache.call_notes"),
     ("statecache.core",),
     ("statecache._async", "statecache._sync"),

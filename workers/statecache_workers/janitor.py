@@ -1,10 +1,10 @@
 """What leaves Redis: flushed entries past their retention, and what readers and holders of locks left that are gone.
 
 Entries stay for `retention_s` from when Postgres came to hold them, and at most `retention_bytes_max` in all, and only
-ever leave behind the watermark (`retention`). With them goes the reason to keep their states. Each shard has the list
-of the keys that were written, by the n of their newest change: a key stays on it until its state was given a time to
-live, so that it may be evicted, which is when that n may leave. Nothing depends on a moment that could be missed, and
-nothing on what an entry looks like. A state whose change Postgres did not take gets no time to live.
+ever leave behind the watermark (`stream_retention`). With them goes the reason to keep their states. Each shard has the
+list of the keys that were written, by the n of their newest change: a key stays on it until its state was given a time
+to live, so that it may be evicted, which is when that n may leave. Nothing depends on a moment that could be missed,
+and nothing on what an entry looks like. A state whose change Postgres did not take gets no time to live.
 
 The work is done in small steps between flushes: a few shards, a few hundred states, two round trips. So is the packing
 of what an earlier release left (`packing`). What policies let go of histories goes beside the flush (`prune_passes`),
@@ -23,8 +23,8 @@ from statecache_workers.database import Call, Database
 from statecache_workers.owned_shards import Holding, misplaced, set_apart
 from statecache_workers.packing import Packing
 from statecache_workers.prune_passes import PrunePasses
-from statecache_workers.retention import Retention
 from statecache_workers.stream_places import StreamPlace, place_of
+from statecache_workers.stream_retention import StreamRetention
 from statecache_workers.vector_indexing import VectorIndexing
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ class Janitor:
     def _next_step(self) -> float:
         return 0.0 if self._round else self._next_round
 
-    def retention(self) -> Retention:
+    def retention(self) -> StreamRetention:
         """Return the retention of a shard that was just taken."""
-        return Retention(self._settings.retention_s, self._settings.retention_bytes_max // self._settings.shards)
+        return StreamRetention(self._settings.retention_s, self._settings.retention_bytes_max // self._settings.shards)
 
     async def step(self, link: Link, database: Database, holdings: dict[int, Holding]) -> None:
         """Tidy a few shards, and pack a little; a shard with more to leave has another turn in the same round."""

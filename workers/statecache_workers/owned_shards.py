@@ -16,8 +16,8 @@ from statecache.errors import InvalidKey
 from statecache.keys import checked_key
 from statecache.rules.replids import UNFENCED
 from statecache_workers.logs import alarm
-from statecache_workers.retention import Retention
 from statecache_workers.stream_places import StreamPlace
+from statecache_workers.stream_retention import StreamRetention
 
 if TYPE_CHECKING:
     from statecache.keys import KeySpace
@@ -77,7 +77,7 @@ class Holding:
 
     __slots__ = ("after", "held_since", "misfits", "phase", "reason", "retention", "row", "shard", "sure")
 
-    def __init__(self, shard: int, row: OwnedRow, retention: Retention | None = None) -> None:
+    def __init__(self, shard: int, row: OwnedRow, retention: StreamRetention | None = None) -> None:
         self.shard = shard
         self.row = row
         self.phase: Phase = "new"
@@ -86,7 +86,7 @@ class Holding:
         self.misfits = 0
         self.held_since: float | None = None
         self.reason = ""
-        self.retention = retention or Retention(0.0, 0)
+        self.retention = retention or StreamRetention(0.0, 0)
 
     @property
     def place(self) -> StreamPlace:

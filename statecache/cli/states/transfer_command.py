@@ -28,9 +28,9 @@ from statecache.cli.options import (
 from statecache.cli.screen import Counting, counted, plain, print_json, say, tell
 from statecache.cli.states.command import whole_prefix
 from statecache.cli.states.framework_import import FRAMEWORKS, Asked, take_in_from
+from statecache.disk_space import FULL
 from statecache.errors import InvalidKey, UsageError
 from statecache.settings import Settings
-from statecache.testing.room import FULL
 
 SHOWN_MAX = 20
 """How many keys of one kind an import names; there may be millions."""

@@ -16,7 +16,7 @@ from statecache.clock import monotonic
 from statecache.commit_protocol.answers import Committed, Found
 from statecache.commit_protocol.decision import Again, Fail, Pause, Refuse, Wait, after_error, after_lookup, hindered
 from statecache.core.commit.durability_support import COPIED
-from statecache.core.commit.remade import remade
+from statecache.core.commit.repeated_modifiers import remade
 from statecache.errors import (
     ConfigurationError,
     ForeignData,

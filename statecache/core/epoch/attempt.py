@@ -254,7 +254,7 @@ class Attempt:
             for shard, common in starts
             if looks[shard].n > common and looks[shard].pin.cluster
         }
-        return await self._candidate.beside.keep(rescue, self._keys, branches)
+        return await self._candidate.diverged_primary.keep(rescue, self._keys, branches)
 
     async def _look_for_strange_states(self, seen: Sequence[Seen]) -> None:
         """Look among the states for what has left the streams of an epoch that Postgres does not know."""

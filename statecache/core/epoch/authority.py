@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from statecache.clock import monotonic
-from statecache.core.epoch.beside import Beside
+from statecache.core.epoch.diverged_primary import DivergedPrimary
 from statecache.core.epoch.newest_epochs import NewestEpochs
 from statecache.rules.epochs import Authority, Opening, Refusal, decide
 from statecache.rules.looks import Look, Pin, ShardRow
@@ -55,7 +55,7 @@ class Candidate:
         self.authority: Authority = authority
         self.vouched = vouched
         self.met = met
-        self.beside = Beside()
+        self.diverged_primary = DivergedPrimary()
         self._standing: dict[int, tuple[str, float]] = {}
         self._shut_in: dict[int, int] = {}
         """The shards whose gates it has shut, with the epoch of the row in which it did."""

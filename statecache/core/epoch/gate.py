@@ -60,11 +60,11 @@ class Gate:
     @property
     def rescued(self) -> int:
         """How many changes it kept of old primaries that go on by themselves."""
-        return self._candidate.beside.changes
+        return self._candidate.diverged_primary.changes
 
     def kept_upto(self, shard: int) -> int:
         """Return up to which n all is kept of a shard of an old primary; 0 where it was not gone through."""
-        return self._candidate.beside.kept_upto(shard)
+        return self._candidate.diverged_primary.kept_upto(shard)
 
     async def open(self, link: Link, connection: psycopg.AsyncConnection[Any], shards: Sequence[int]) -> list[Opened]:
         """Open those of the shards whose gate is closed, and return what was opened; open ones are left alone.

@@ -28,7 +28,7 @@ MODIFIERS = {
     ),
     "told from another": Mutant(
         "a change_id that is looked up is any modifier's",
-        "statecache/core/commit/remade.py",
+        "statecache/core/commit/repeated_modifiers.py",
         "        if before is not None or not parent:\n",
         "        if False:\n",
         by="model",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as some
 
-from statecache_workers.retention import MARKS_MAX, STEPS, Retention
 from statecache_workers.stream_places import StreamPlace
+from statecache_workers.stream_retention import MARKS_MAX, STEPS, StreamRetention
 
 flushes = some.lists(some.tuples(some.floats(0, 30), some.integers(1, 50), some.integers(0, 100_000)), max_size=200)
 
@@ -16,7 +16,7 @@ def _place(n: int, size: int) -> StreamPlace:
 
 
 def test_what_was_reached_so_long_ago_may_leave() -> None:
-    kept = Retention(60.0, 10**9)
+    kept = StreamRetention(60.0, 10**9)
     kept.reached(0.0, _place(5, 500))
     kept.reached(30.0, _place(9, 900))
     assert kept.leaving(59.9) is None
@@ -26,20 +26,20 @@ def test_what_was_reached_so_long_ago_may_leave() -> None:
 
 
 def test_what_has_too_much_behind_it_may_leave_at_once() -> None:
-    kept = Retention(60.0, 1000)
+    kept = StreamRetention(60.0, 1000)
     for n in range(1, 6):
         kept.reached(0.0, _place(n, n * 400))
     assert kept.leaving(0.0) == _place(2, 800)
 
 
 def test_nothing_is_kept_where_nothing_is_to_be_kept() -> None:
-    kept = Retention(0.0, 0)
+    kept = StreamRetention(0.0, 0)
     kept.reached(7.0, _place(3, 3))
     assert kept.leaving(7.0) == _place(3, 3)
 
 
 def test_what_postgres_forgot_begins_anew() -> None:
-    kept = Retention(60.0, 10**9)
+    kept = StreamRetention(60.0, 10**9)
     kept.reached(0.0, _place(5, 500))
     kept.reached(10.0, _place(9, 900))
     kept.went_back(7)
@@ -50,7 +50,7 @@ def test_what_postgres_forgot_begins_anew() -> None:
 
 @given(flushes)
 def test_nothing_leaves_too_early_and_little_is_kept_too_long(steps: list[tuple[float, int, int]]) -> None:
-    kept, now, n, size = Retention(60.0, 200_000), 0.0, 0, 0
+    kept, now, n, size = StreamRetention(60.0, 200_000), 0.0, 0, 0
     reached: list[tuple[float, int, int]] = []
     largest = 0
     for pause, more, larger in steps:

@@ -30,7 +30,7 @@ class _Kept(NamedTuple):
     n: int = 0
 
 
-class Beside:
+class DivergedPrimary:
     """How far the streams of a server were kept that goes on beside the lineage; `changes` counts what was new."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A full disk, met while servers are started: told in one line, whatever noticed it first.
+"""A full disk, met where servers are started or files are written: told in one line, whatever noticed it first.
 
 A copy of a folder tells of every file that it could not write, and a server of one in the middle of its log. What a
 person has to know is which disk it is, and how little room is left there.

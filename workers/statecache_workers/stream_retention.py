@@ -24,7 +24,7 @@ class Mark(NamedTuple):
     place: StreamPlace
 
 
-class Retention:
+class StreamRetention:
     """The places of one shard's watermark, each with the moment at which it was reached."""
 
     def __init__(self, seconds: float, bytes_max: int) -> None:
