@@ -45,6 +45,18 @@ async def test_an_index_is_made_listed_and_dropped(
     assert await cli.beside("vectors", "drop", "notes", "--yes") == (1, "no vectors of 'notes' were indexed\n", "")
 
 
+@pytest.mark.parametrize("other", [{"prefix": "other"}, {"shards": 7}], ids=str)
+@pytest.mark.parametrize("words", ["list", "create notes --dims 2", "drop notes --yes"])
+def test_settings_that_the_schema_is_not_of_are_refused(
+    settings: Settings, psql: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], words: str, other: dict[str, Any],
+) -> None:  # fmt: skip
+    ended = CommandLine(settings.model_copy(update=other), monkeypatch, capsys)("vectors", *words.split())
+    assert ended.status == 3
+    assert "this schema is pinned to" in ended.err
+    assert rows(psql, "SELECT count(*) FROM vector_index") == [(0,)]
+
+
 async def test_what_keeps_states_out_of_an_index_is_told_with_what_to_do(
     cli: CommandLine, settings: Settings, cache: AsyncStateCache, worker: Worker, psql: psycopg.Connection[Any]
 ) -> None:

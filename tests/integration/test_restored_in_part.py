@@ -301,7 +301,7 @@ def test_a_schema_that_was_renamed_is_refused_by_all_before_its_functions_write_
     )
     commands = (
         "migrate", "migrate --no-redis", "epoch adopt all", "epoch adopt all --from none", "status", "verify", "lost",
-        "get runs/1",
+        "get runs/1", "vectors list", "vectors create notes --dims 2", "vectors drop notes --yes",
     )  # fmt: skip
     shards, told = f"SELECT * FROM {live.postgres_schema}.shard ORDER BY 1".encode(), "were made in schema "
     with psycopg.connect(live.postgres_url, autocommit=True) as connection:

@@ -148,6 +148,28 @@ class Session:
         await self.close()
 
 
+def refuse_misfit(row: Row, schema: str, keys: KeySpace) -> str:
+    """Return which cluster a schema is of, by its row of the statement `cluster`.
+
+    Raises ConfigurationError where it is of other settings or a later release, or was renamed: its functions would
+    write to the schema that has its old name.
+    """
+    cluster, shards, hashed, rule, prefix, min_code, named = row
+    if min_code > CODE:
+        raise ConfigurationError(
+            f"the schema asks for code level {min_code}, this program has {CODE}", hint="Upgrade statecache."
+        )
+    found = {"shards": shards, "hash": hashed, "group rule": rule, "prefix": prefix}
+    ours = (keys.shards, HASH, GROUP_RULE, keys.prefix)
+    difference, remedy = pin_difference(found, dict(zip(found, ours, strict=True)))
+    renamed, back = renaming(schema, named)
+    if difference or renamed:
+        told = renamed or f"this schema is {difference}"
+        mend = back or remedy
+        raise ConfigurationError(told, hint=f"{mend[0].upper()}{mend[1:]}.")
+    return str(cluster)
+
+
 class PostgresTier:
     """Named statements on the Postgres primary; with `standby_too`, for those who only look, on a standby too."""
 
@@ -208,19 +230,7 @@ class PostgresTier:
         (rows,) = await self._run(session, ("cluster",), {}, seconds)
         if not rows:
             raise self._missing("the schema holds no cluster row", _WHOLE_AGAIN)
-        cluster, shards, hashed, rule, prefix, min_code, named = rows[0]
-        if min_code > CODE:
-            raise ConfigurationError(
-                f"the schema asks for code level {min_code}, this program has {CODE}", hint="Upgrade statecache."
-            )
-        found = {"shards": shards, "hash": hashed, "group rule": rule, "prefix": prefix}
-        ours = (self._keys.shards, HASH, GROUP_RULE, self._keys.prefix)
-        difference, remedy = pin_difference(found, dict(zip(found, ours, strict=True)))
-        renamed, back = renaming(self._settings.postgres_schema, named)
-        if difference or renamed:
-            told = renamed or f"this schema is {difference}"
-            mend = back or remedy
-            raise ConfigurationError(told, hint=f"{mend[0].upper()}{mend[1:]}.")
+        cluster = refuse_misfit(rows[0], self._settings.postgres_schema, self._keys)
         if self._ask_redis is not None and self._fitted(cluster):
             await self._ask_redis(seconds)  # an operator may have given it this Postgres since
         self._check_pair(cluster)

@@ -13,9 +13,10 @@ from psycopg import errors as pg
 from statecache.concurrency import TASKS
 from statecache.core.postgres.connection import brief
 from statecache.core.postgres.row_security import remedy_of
+from statecache.core.postgres.tier import refuse_misfit
 from statecache.core.postgres.transactions import asked, connect_as_owner
 from statecache.errors import ConfigurationError, PostgresUnavailable, UsageError
-from statecache.keys import checked_namespace
+from statecache.keys import KeySpace, checked_namespace
 from statecache.rules.vectors import DIMS_MAX, checked_member
 from statecache.settings import Settings, masked
 
@@ -86,13 +87,15 @@ async def _watched(run: Any, namespace: str, *, watched: bool) -> bool:
 
 @asynccontextmanager
 async def _owner(settings: Settings) -> AsyncIterator[Any]:
-    """Connect, and yield what runs a statement in a transaction of its own."""
+    """Connect, compare the schema with the settings, and yield what runs a statement in a transaction of its own."""
     connection = await connect_as_owner(settings, "statecache vectors")
 
     async def run(name: str, /, **parameters: Any) -> list[tuple[Any, ...]]:
         return await _rows(settings, connection, name, parameters)
 
     try:
+        for row in await run("cluster"):
+            refuse_misfit(row, settings.postgres_schema, KeySpace(settings.prefix, settings.shards))
         yield run
     finally:
         await connection.close()
