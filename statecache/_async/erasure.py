@@ -33,8 +33,9 @@ class AsyncErasures(VerbGroup[D], Generic[D]):
         It takes a right that agents do not have unless it is granted. Raises NotFound where there was never anything,
         UsageError where an entry in quarantine holds some of it with changes of other keys, or where it is erased but
         others wrote so fast that one of their commits lost some of its keys alone, ConfigurationError where the role
-        may not, OutcomeUnknown where some of it is deleted by now and the rest could not be: call it again. `timeout`
-        is for each of its steps, in seconds.
+        may not, Unavailable where Postgres holds less than it did, until a worker has compared it with Redis, and
+        OutcomeUnknown where some of it is deleted by now and the rest could not be: call it again. `timeout` is for
+        each of its steps, in seconds.
         """
         view = self._view
         full = view.full(name)

@@ -18,6 +18,7 @@ from statecache import (
     RedisUnavailable,
     Settings,
     StateCache,
+    Unavailable,
 )
 from statecache.keys import KeySpace
 from statecache.testing.valkey import Valkey
@@ -25,6 +26,7 @@ from statecache_workers.verification import verify
 from statecache_workers.worker import Worker
 from tests.fixtures.faults import through
 from tests.fixtures.flusher import MakeWorker, flush, flushing, rows
+from tests.simulation.backups import Backup
 from tests.support.erasures import HEAD, LONG, PAGES, told
 from tests.support.fault_proxy import FaultProxy
 from tests.support.gate_world import Fenced, World
@@ -289,6 +291,29 @@ async def test_a_delete_that_a_failover_takes_is_made_again(shard: World, monkey
             assert in_postgres(psql) == set()
         with redis.Redis.from_url(b.url) as raw:
             assert in_redis(raw, shard.keys) == set()
+
+
+@pytest.mark.parametrize("group", [False, True])
+async def test_what_a_postgres_that_went_back_lacks_is_not_said_never_to_have_been(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql, redis_raw: Any, keys: KeySpace, *,
+    group: bool,
+) -> None:  # fmt: skip
+    """Redis holds it, and a worker that has compared flushes it again: until then it is not said to be gone."""
+    await cache.set("runs/1/old", 1)
+    await flush(worker)
+    backup = Backup(psql)
+    await told(cache, "runs/1")
+    await flush(worker)
+    backup.put_back()
+    with pytest.raises(Unavailable, match="this Postgres holds less than was flushed") as met:
+        await cache.erase("runs/1", group=group, timeout=0.5)
+    assert (met.value.reason, "statecache worker" in met.value.hint) == ("hydration", True)
+    erasing = asyncio.create_task(cache.erase("runs/1", group=group))
+    async with flushing(worker):
+        proof = await erasing
+    assert proof.keys == (("runs/1", "runs/1/old") if group else ("runs/1",))
+    assert in_postgres(psql) == set()
+    assert in_redis(redis_raw, keys) == set()
 
 
 def _beside_flushes(shard: World, server: Valkey, agent: StateCache) -> Erasure:

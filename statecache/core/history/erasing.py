@@ -48,8 +48,8 @@ async def erase(runtime: Runtime, subject: Subject, *, seconds: float) -> Erasur
     """Erase a subject; `seconds` is for each exchange with a server.
 
     Raises NotFound where there was never anything, UsageError where quarantine holds some of it with others' changes,
-    ConfigurationError where the role may not erase, and what commits raise; UsageError also where it is erased, but
-    some of what others committed meanwhile is torn.
+    ConfigurationError where the role may not erase, and what `known_of` and commits raise; UsageError also where it is
+    erased, but some of what others committed meanwhile is torn.
     """
     await _fetch(runtime, "erase_history", {"keys": [], "versions": [], "by": "", "most": 0}, seconds)
     deleted, rest = await delete_all(runtime, subject, seconds=seconds)
