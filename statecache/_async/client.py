@@ -147,9 +147,10 @@ class AsyncStateCache(AsyncNamespace[Any]):
     """A client that reads and writes agent state shared by many processes.
 
     Settings come from `settings`, or from STATECACHE_* variables with keyword arguments winning over them. Nothing is
-    connected before the first verb. One client serves all tasks of one event loop (the synchronous one all threads of
-    a process); it starts afresh in a forked child, and cannot be pickled. Use it as a context manager or call close;
-    afterwards every verb raises UsageError. An `observer` is told of every verb as it ends.
+    connected before the first verb. One client serves all tasks of one event loop, of the one that opens it as a
+    context manager, or else that first uses it (the synchronous one all threads of a process); it starts afresh in a
+    forked child, and cannot be pickled. Use it as a context manager or call close; afterwards every verb raises
+    UsageError. An `observer` is told of every verb as it ends.
     """
 
     def __init__(
@@ -243,6 +244,8 @@ class AsyncStateCache(AsyncNamespace[Any]):
         return AsyncUntilStopped(self.close, self._runtime.check_place, drain=drain, signals=signals)
 
     async def __aenter__(self) -> Self:
+        if not self._runtime.in_flight.closed:
+            self._runtime.open_here()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -102,8 +102,9 @@ class LoopClients:
         return here._replace(writing=turns)
 
     def here(self) -> Client:
-        """Return the client for this event loop; raise UsageError once it is closed."""
+        """Return the client for this event loop; raise UsageError once it is closed, or for a given one of another."""
         if self._given is not None:
+            self._given.view._runtime.check_place()
             return self._given
         loop = asyncio.get_running_loop()
         with self._mutex:

@@ -8,7 +8,7 @@ connection's: one that broke, or was silent for a while, takes those idle ones w
 caller who waits for an answer for a few milliseconds only learns nothing of the others.
 
 After a fork the child starts with an empty pool and leaves the parent's sockets alone. A pool belongs to the event loop
-that first used it.
+that it was opened in, or else to the one that first used it.
 """
 
 from __future__ import annotations
@@ -106,8 +106,7 @@ class Pool(Generic[C]):
         if self._parents:
             self._part()
         self._check_open()
-        self.check_place()
-        self._place = self._io.place()
+        self.open_here()
         slot = self._slots.acquire_now()
         if slot is None:
             slot, seconds = await self._wait_for_slot(seconds, ahead)
@@ -129,11 +128,16 @@ class Pool(Generic[C]):
 
     @property
     def place(self) -> object | None:
-        """The event loop that has used the pool; None where none has."""
+        """The event loop that the pool belongs to; None where nothing has opened or used it."""
         return self._place
 
+    def open_here(self) -> None:
+        """Have the pool belong to this event loop; raise UsageError where it belongs to another one."""
+        self.check_place()
+        self._place = self._io.place()
+
     def check_place(self) -> None:
-        """Raise UsageError where another event loop has used the pool."""
+        """Raise UsageError where the pool belongs to another event loop."""
         here = self._io.place()
         if self._place is not None and self._place is not here:
             raise UsageError("it belongs to another event loop", hint="Make one client for each event loop.")

@@ -131,11 +131,17 @@ class Runtime:
 
     @property
     def place(self) -> object | None:
-        """The event loop that has used the runtime; None where none has."""
+        """The event loop that the runtime belongs to; None where nothing has opened or used it."""
         return self.redis.pool.place or self.postgres.pool.place
 
+    def open_here(self) -> None:
+        """Have the runtime belong to this event loop; raise UsageError where it belongs to another one."""
+        self.check_place()
+        self.redis.pool.open_here()
+        self.postgres.pool.open_here()
+
     def check_place(self) -> None:
-        """Raise UsageError where another event loop has used the runtime."""
+        """Raise UsageError where the runtime belongs to another event loop."""
         self.redis.pool.check_place()
         self.postgres.pool.check_place()
 

@@ -7,13 +7,14 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from statecache import AsyncStateCache, Settings, UsageError
 from statecache.adapters.llama_index import StateCacheKVStore
+from statecache.adapters.openai_agents import StateCacheSession
 from statecache_workers.runner import Runner
 from tests.support.eager_tasks import FACTORY
 from tests.support.forking import in_a_child, status_of
@@ -137,3 +138,54 @@ async def test_a_call_from_another_loop_harms_nothing_of_the_clients_own(served:
         for number in range(4):
             await cache.set("runs/1", number, durability="postgres")
         assert [one.version async for one in cache.history("runs/1")] == [*range(1, 6)]
+
+
+@pytest.mark.parametrize("by", ["client", "session", "block"])
+async def test_a_client_belongs_to_the_loop_that_opens_it_whoever_comes_first(settings: Settings, by: str) -> None:
+    async def wrong() -> None:
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "client": lambda: cache.set("runs/1", 1),
+            "session": lambda: StateCacheSession("1", cache).add_items([{"role": "user", "content": "a"}]),
+            "block": cache.__aenter__,
+        }
+        with pytest.raises(UsageError, match="another event loop"):
+            await calls[by]()
+
+    async with AsyncStateCache(settings=settings) as cache:
+        await asyncio.to_thread(lambda: asyncio.run(wrong()))
+        session = StateCacheSession("1", cache)
+        assert (await cache.set("runs/1", 2)).version == 1
+        assert await session.get_items() == []
+    async with cache:  # closed, it is nobody's
+        with pytest.raises(UsageError, match="closed"):
+            await cache.get("runs/1")
+
+
+def test_a_client_that_a_loop_has_opened_belongs_to_a_forked_childs_own(settings: Settings) -> None:
+    async def forked() -> int:
+        async with AsyncStateCache(settings=settings) as cache:
+
+            async def work() -> None:
+                async with cache:
+                    assert (await cache.set("runs/1", 1)).version == 1
+
+            return await asyncio.to_thread(status_of, in_a_child(lambda: asyncio.run(work())))
+
+    assert asyncio.run(forked()) == 0
+
+
+async def test_who_writes_from_another_loop_takes_no_turn_from_the_clients_own(settings: Settings) -> None:
+    """A lock of asyncio belongs to the loop that first had to wait for it."""
+
+    async def wrong() -> None:
+        await session.add_items([{"role": "user", "content": "b"}])
+
+    async with AsyncStateCache(settings=settings) as cache:
+        session = StateCacheSession("1", cache)
+        async with session._clients.here().writing:
+            with pytest.raises(UsageError, match="another event loop"):
+                await asyncio.to_thread(lambda: asyncio.run(asyncio.wait_for(wrong(), 5)))
+            ours = asyncio.create_task(session.add_items([{"role": "user", "content": "a"}]))
+            await asyncio.sleep(0)
+        await ours
+        assert len(await session.get_items()) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import psycopg
@@ -306,13 +307,25 @@ async def test_a_saver_on_an_asynchronous_client_says_how_its_loop_has_to_be_use
         await asyncio.to_thread(ended.setup)
 
 
-async def test_a_client_that_is_not_used_yet_comes_to_belong_to_no_other_loop(settings: Settings) -> None:
-    async with AsyncStateCache(settings=settings) as cache:
-        unused = StateCacheSaver(cache)
-        with pytest.raises(UsageError, match="belongs to another event loop"):
-            await asyncio.to_thread(lambda: asyncio.run(unused.aget_tuple(config("42"))))
-        which = await put(unused, "42", {"a": 1})
-        assert values_of(await got(unused, which)) == {"a": 1}
+@pytest.fixture
+async def unused(settings: Settings) -> AsyncIterator[AsyncStateCache]:
+    """A client that nothing has opened or used."""
+    client = AsyncStateCache(settings=settings)
+    yield client
+    await client.close()
+
+
+@pytest.mark.parametrize("opened", [False, True])
+async def test_a_client_that_is_not_used_yet_comes_to_belong_to_no_other_loop(
+    unused: AsyncStateCache, *, opened: bool
+) -> None:
+    if opened:
+        await unused.__aenter__()
+    saver = StateCacheSaver(unused)
+    with pytest.raises(UsageError, match="belongs to another event loop"):
+        await asyncio.to_thread(lambda: asyncio.run(saver.aget_tuple(config("42"))))
+    which = await put(saver, "42", {"a": 1})
+    assert values_of(await got(saver, which)) == {"a": 1}
 
 
 async def _used(settings: Settings) -> StateCacheSaver:
@@ -322,18 +335,20 @@ async def _used(settings: Settings) -> StateCacheSaver:
     return saver
 
 
-async def test_threads_use_the_event_loop_of_the_client_wherever_the_saver_was_made(settings: Settings) -> None:
+@pytest.mark.parametrize("by", ["use", "async with"])
+async def test_threads_use_the_event_loop_of_the_client_wherever_the_saver_was_made(
+    unused: AsyncStateCache, by: str
+) -> None:
     async def made(cache: AsyncStateCache) -> StateCacheSaver:
         return StateCacheSaver(cache)
 
-    async with AsyncStateCache(settings=settings) as cache:
-        in_a_thread = await asyncio.to_thread(StateCacheSaver, cache)  # as where a module is imported
-        in_another_loop = await asyncio.to_thread(lambda: asyncio.run(made(cache)))
-        with pytest.raises(UsageError, match="no event loop has used yet"):
-            await asyncio.to_thread(in_a_thread.setup)
-        await cache.get("runs/42")
-        for saver in (in_a_thread, in_another_loop):
-            await asyncio.to_thread(saver.setup)
+    in_a_thread = await asyncio.to_thread(StateCacheSaver, unused)  # as where a module is imported
+    in_another_loop = await asyncio.to_thread(lambda: asyncio.run(made(unused)))
+    with pytest.raises(UsageError, match="no event loop has used yet"):
+        await asyncio.to_thread(in_a_thread.setup)
+    await (unused.get("runs/42") if by == "use" else unused.__aenter__())
+    for saver in (in_a_thread, in_another_loop):
+        await asyncio.to_thread(saver.setup)
 
 
 def test_a_saver_on_settings_serves_one_event_loop_after_the_other_and_threads(settings: Settings) -> None:

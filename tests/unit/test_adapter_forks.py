@@ -43,6 +43,10 @@ async def _made(clients: LoopClients | None) -> None:
     assert clients.here() is clients.here()
 
 
+async def _turn(clients: LoopClients) -> asyncio.Lock:
+    return clients.here().writing
+
+
 def _status(work: Callable[[], object]) -> int:
     """Return how a child ended that does the work."""
 
@@ -205,12 +209,12 @@ def test_a_call_in_a_child_does_not_wait_for_the_event_loop_of_a_client_that_was
         return _clients(given), LoopClients(given, "n", {}, of="session", run_sync="get")
 
     clients, session = until_done(loop, made())
-    turn = session.here().writing
+    turn = until_done(loop, _turn(session))
 
     def child() -> None:
         with pytest.raises(UsageError, match="that no event loop has used yet"):
             clients.run(iter(()))  # type: ignore[arg-type]
-        assert session.here().writing is not turn
+        assert asyncio.run(_turn(session)) is not turn
 
     assert _status(child) == 0
     assert clients._loop_of(clients._given) is loop  # type: ignore[arg-type]
