@@ -303,6 +303,26 @@ async def test_the_last_event_is_not_appended_twice(make: MakeService) -> None:
     assert texts((await loaded(service)).events) == ["hi", "more"]
 
 
+async def test_another_event_of_the_last_ones_id_is_appended_to_the_session_object_too(make: MakeService) -> None:
+    service = make()
+    session = await service.create_session(**ID)
+    one, other = (event(text, id="1", changes={"n": text, "user:n": text}) for text in ("one", "other"))
+    await service.append_event(session, one)
+    before = session.model_copy(deep=True)
+    for _ in range(2):
+        await service.append_event(session, other)
+        assert texts(session.events) == ["one", "other"]
+        assert session == await loaded(service)
+    await service.append_event(before, other.model_copy(deep=True))  # its answer was lost
+    assert before == session
+    other.actions.state_delta["n"] = "changed"
+    await service.append_event(session, other)
+    await service.append_event(session, event("last"))
+    found = await loaded(service)
+    assert (len(session.events), session.state) == (len(found.events), found.state)
+    assert found.state == {"n": "changed", "user:n": "other"}
+
+
 @pytest.mark.parametrize("size", [1, 20_000])
 async def test_who_appends_an_event_again_has_it_once_though_others_went_on(make: MakeService, size: int) -> None:
     service = make()

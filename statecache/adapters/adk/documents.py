@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from statecache import CodecError, Create, Set, State
-from statecache.adapters.items import Kept, given, kept
+from statecache.adapters.items import Kept, given, kept, same
 from statecache.adapters.pages import Found, added_pages, converted, head_value, log_of
 from statecache.adapters.segments import refuse_nul, segment, spelled_out
 
@@ -225,6 +225,16 @@ def event_data(event: Event) -> Kept:
     except (ValueError, RecursionError) as error:
         raise CodecError(path="$", reason=f"the event cannot be written as JSON: {error}") from error
     return kept(data, 0)
+
+
+def is_same(one: Event, other: Event) -> bool:
+    """Return whether two events are the same as they are kept: an id alone does not tell, for others may carry it."""
+    if one is other or one.id != other.id:
+        return one is other
+    try:
+        return same(given(event_data(one).data), given(event_data(other).data))
+    except CodecError:  # of one that was changed since
+        return False
 
 
 def event_of(data: Any, place: Place) -> Event:

@@ -8,7 +8,7 @@ from google.adk.platform import uuid as platform_uuid
 from google.adk.sessions.base_session_service import BaseSessionService, GetSessionConfig, ListSessionsResponse
 
 from statecache import Settings
-from statecache.adapters.adk.documents import place_of
+from statecache.adapters.adk.documents import is_same, place_of
 from statecache.adapters.adk.sessions import Sessions
 from statecache.adapters.clients import settings_of
 from statecache.adapters.event_loops import Client, LoopClients, OnEventLoops, alone
@@ -130,11 +130,9 @@ class StateCacheSessionService(OnEventLoops, BaseSessionService):
         appended = await alone(here, lambda: _sessions(here).append(place, session, event))
         # Who was cancelled does not come here: an object that lacks an event which was appended is not current.
         session._storage_update_marker = appended.revision
-        if appended.there and any(one.id == event.id for one in session.events):
+        if appended.there and any(is_same(one, event) for one in session.events):
             return event
         session.last_update_time = event.timestamp
-        if any(one is event or one.id == event.id for one in session.events[-1:]):
-            return event
         return self._commit_event_to_session(session, event)
 
 
