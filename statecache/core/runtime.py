@@ -17,7 +17,7 @@ from statecache.core.commit.durability_support import DurabilitySupport
 from statecache.core.commit.durable import Durable
 from statecache.core.commit.lost import Losses
 from statecache.core.commit.many import ManyCommits
-from statecache.core.commit.outcome import OutcomeLookup
+from statecache.core.commit.outcome_lookup import OutcomeLookup
 from statecache.core.epoch.opener import Opener
 from statecache.core.feed.consumers import Consumers
 from statecache.core.history.branches import Branches

@@ -228,7 +228,7 @@ async def test_a_failover_to_where_the_address_leads_is_followed(
         script = agent._runtime.redis.script
 
         async def fails_over(name: str, keys: Any, args: Any, **more: Any) -> Any:
-            if name == "erase_entries" and not address_leads_to_b.is_set():
+            if name == "erase_flushed_entries" and not address_leads_to_b.is_set():
                 if replica == "in step":
                     shard.in_step(a)
                     shard.promote(b)

@@ -10,7 +10,7 @@ import pytest
 
 from statecache import AsyncStateCache, Settings
 from statecache.keys import KeySpace
-from statecache.rules.pruning import Rewrite, rewritten
+from statecache.rules.prune_plan import Rewrite, rewritten
 from statecache_workers import prune_passes, pruning
 from statecache_workers.database import Database
 from statecache_workers.prune_passes import PrunePasses

@@ -43,7 +43,7 @@ NOT_VISITED = {
     "standing": "asked only while a client goes down: test_client_closing",
     "measure": "asked only where entries were deleted by hand before they were flushed: test_flusher_gap",
     "detach_branch": "asked only while a subject is erased: test_erasure_races stops at each step",
-    "erase_entries": "asked only while a subject is erased: test_erasure_races stops at each step",
+    "erase_flushed_entries": "asked only while a subject is erased: test_erasure_races stops at each step",
     "erase_history": "asked only while a subject is erased: test_erasure_races stops at each step",
     "erase_between": "asked only while a subject is erased: test_erasure_races stops at each step",
     "erase_left": "asked only while a subject is erased: test_erasure_races stops at each step",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from statecache.history import Damage, Parent, delta, is_delta, keep
 from statecache.model import ChangeRecord
-from statecache.rules.pruning import Content, Held, Plan, Rewrite, plan, prove, rewritten
+from statecache.rules.prune_plan import Content, Held, Plan, Rewrite, plan, prove, rewritten
 
 VALUES = [msgspec.json.encode({"log": ["x" * 300, *range(many)]}) for many in range(40, 52)]
 

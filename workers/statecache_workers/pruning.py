@@ -1,4 +1,4 @@
-"""Letting values of changes go, as their namespace's policy says: see `statecache.rules.pruning` for what that touches.
+"""Letting values of changes go, as their namespace's policy says: see `rules.prune_plan` for what that touches.
 
     page      a page of the namespace's changes is looked at, without a lock: which values the policy lets go
     lock      the runs that these are in, a few hundred changes, in order, so that nothing builds on them meanwhile
@@ -31,7 +31,7 @@ from statecache.core.history.values import Base, HistoryValues, VersionAt
 from statecache.history import DELTAS_MAX, Damage
 from statecache.keys import beyond_prefix
 from statecache.rules.pins import Pin, checkpoints_of, is_pinned, pin_of
-from statecache.rules.pruning import Content, Held, Plan, Rewrite, plan, prove, rewritten
+from statecache.rules.prune_plan import Content, Held, Plan, Rewrite, plan, prove, rewritten
 from statecache_workers.database import Call, Database, Transaction
 from statecache_workers.logs import alarm
 from statecache_workers.postgres_arrays import integers, optional_blobs, optional_integers, texts

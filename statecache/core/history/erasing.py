@@ -146,7 +146,7 @@ async def _take_out(
     while start:
         asked = [start, str(max(newest)), ENTRIES, ENTRY_BYTES, stay, subject.key, *subject.prefixes]
         try:
-            count, freed, start = await runtime.redis.script("erase_entries", [changes], asked, seconds=seconds)
+            count, freed, start = await runtime.redis.script("erase_flushed_entries", [changes], asked, seconds=seconds)
         except ResponseError as error:
             raise refusal(error, changes) from error
         gone, size = places["stream"]
