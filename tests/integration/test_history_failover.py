@@ -13,8 +13,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
-from statecache import Checkpoint, Position, Set, Settings, StateCache, VersionNotFound
+from statecache import AsyncStateCache, Checkpoint, OutcomeUnknown, Position, Set, Settings, StateCache, VersionNotFound
 from statecache.settings import process_environment, variable_of
 from statecache_workers.worker import Worker
 from tests.fixtures.flusher import flush, rows
@@ -197,3 +198,23 @@ async def _flushed(settings: Settings) -> None:
         await flush(worker)
     finally:
         await worker.close()
+
+
+async def test_a_repeat_whose_change_is_gone_once_it_was_found_is_not_told_that_it_was_another_one(
+    client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover takes it with its Redis, and another change has its version."""
+    for value in ("first", "second"):
+        await client.set(KEY, value)
+    back = await client.rollback(KEY, 1, change_id="a" * 24)
+    history = client._runtime.history
+    version_at = history.version_at
+
+    async def another(*given: Any, **more: Any) -> Any:
+        return replace(await version_at(*given, **more), change_id="f" * 24)
+
+    with monkeypatch.context() as failed_over:
+        failed_over.setattr(history, "version_at", another)
+        with pytest.raises(OutcomeUnknown, match="it was found at version 3, which is another change by now"):
+            await client.rollback(KEY, 1, change_id="a" * 24)
+    assert await client.rollback(KEY, 1, change_id="a" * 24) == back

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statecache.core.history.reader import VERSION_MAX, Point
 from statecache.core.history.targets import target_of
-from statecache.errors import ChangeIdReused
+from statecache.errors import ChangeIdReused, OutcomeUnknown
 from statecache.history_errors import CheckpointNotFound, VersionNotFound
 from statecache.rules.provenance import Kind, Provenance, provenance_of
 
@@ -34,9 +34,15 @@ class Asked(NamedTuple):
 
 
 async def made_before(view: View[Any], key: str, found: Found, asked: Asked, terms: Terms) -> Version:
-    """Return the change that an earlier call with the same change_id has made; raise ChangeIdReused for another one."""
+    """Return the change that an earlier call with the same change_id has made; raise ChangeIdReused for another one.
+
+    Raises OutcomeUnknown where it is gone by now, as with its Redis: another one has its version.
+    """
     version = await view.runtime.history.version_at(key, Point(version=found.versions[0]), end=terms.end)
-    said = provenance_of(version.reason) if version.change_id == terms.change_id else None
+    if version.change_id != terms.change_id:
+        gone = f"it was found at version {version.version}, which is another change by now"
+        raise OutcomeUnknown(str(terms.change_id), keys=(key,), reason=gone)
+    said = provenance_of(version.reason)
     if (
         said is None or said.position is not None or (said.kind, said.origin) != (asked.kind, asked.origin)
         or await _means_another(view, asked.origin or key, asked, said, version, terms.end)
