@@ -216,6 +216,39 @@ async def test_an_index_that_cannot_be_made_anew_holds_up_no_other(
     assert await found(cache) == ["notes/c", *FAR]
 
 
+@pytest.mark.parametrize("waits", [True, False])
+async def test_an_index_is_in_no_trouble_once_pgvector_is_gone(
+    cache: AsyncStateCache, worker: Worker, psql: Psql, waits: bool
+) -> None:
+    """Nothing is tried any more, and all is compared."""
+    if waits:
+        refuse(psql, "notes", "42501")
+        await cache.set("notes/c", {"vectors": near(0.3)})
+        await flush(worker)
+    else:
+        name = _table(psql)
+        psql.execute(f'DROP TABLE "{name}"; CREATE VIEW "{name}" AS SELECT 1 AS one'.encode())
+    assert rows(psql, "SELECT index_vectors(1000)") == [(0,)]
+    assert rows(psql, "SELECT trouble IS NOT NULL FROM vector_index") == [(True,)]
+    with psql.transaction(force_rollback=True):  # others use it too
+        psql.execute("DROP EXTENSION vector CASCADE")
+        take_in(psql)
+        assert rows(psql, "SELECT trouble FROM vector_index") == [(None,)]
+
+
+async def test_an_index_is_in_no_trouble_once_what_waited_is_no_state_any_more(
+    cache: AsyncStateCache, settings: Settings, worker: Worker, psql: Psql
+) -> None:
+    refuse(psql, "notes", "53100")
+    await cache.set("notes/c", {"vectors": near(0.3)})
+    await flush(worker)
+    assert rows(psql, "SELECT index_vectors(1000)") == [(0,)]
+    assert (await indexes(settings))[0].trouble != ""
+    psql.execute("UPDATE state SET op = 'quarantined' WHERE key = 'notes/c'")
+    take_in(psql)
+    assert (await indexes(settings))[0].trouble == ""
+
+
 async def test_a_worker_says_what_is_in_the_way_and_tries_again(
     cache: AsyncStateCache, worker: Worker, psql: Psql, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

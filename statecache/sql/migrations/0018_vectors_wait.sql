@@ -5,7 +5,7 @@
 -- looked at. One at a time does so; whoever comes meanwhile gets 0. A state that an index cannot take for its data is left
 -- out of it. Whatever else is in the way of an index is noted there: what waits for it waits on, and the others go on. An
 -- index whose table is another one than was made, or is gone, or that nothing watched, is made anew and filled, once there
--- is pgvector.
+-- is pgvector. Until then nothing is in the way of any: none is added to, and searches compare all.
 CREATE OR REPLACE FUNCTION {schema}.index_vectors(p_ms integer) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -64,8 +64,8 @@ BEGIN
                 EXCEPTION WHEN data_exception OR integrity_constraint_violation OR program_limit_exceeded OR plpgsql_error THEN
                     UPDATE {schema}.vector_index i SET refused = refused + 1 WHERE i.namespace = one.namespace;
                 END;
-                v_troubles := v_troubles || jsonb_build_object(one.namespace, NULL);
             END LOOP;
+            v_troubles := v_troubles || jsonb_build_object(split_part(v_key, '/', 1), NULL);
             v_done := v_done + 1;
         EXCEPTION WHEN OTHERS THEN
             v_troubles := v_troubles || jsonb_build_object(split_part(v_key, '/', 1), SQLSTATE || ': ' || SQLERRM);
@@ -73,7 +73,8 @@ BEGIN
         EXIT WHEN clock_timestamp() > v_until;
     END LOOP;
     UPDATE {schema}.vector_index i SET trouble = v_troubles ->> i.namespace
-    WHERE v_troubles ? i.namespace AND i.trouble IS DISTINCT FROM v_troubles ->> i.namespace;
+    WHERE (v_troubles ? i.namespace OR NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'vector'))
+          AND i.trouble IS DISTINCT FROM v_troubles ->> i.namespace;
     RETURN v_done;
 END $$;
 
