@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from statecache.cli.screen import counted
 
+_LACKS_RIGHT = "42501"
+
 
 class VectorTrouble(NamedTuple):
     """One thing that keeps states out of an index: what it is, what it costs, and what to do."""
@@ -22,7 +24,7 @@ def vector_troubles(found: Iterable[tuple[str, int, str]]) -> Iterator[VectorTro
         if trouble:
             yield VectorTrouble(
                 f"the index of the vectors of {namespace!r} takes nothing in: {trouble}",
-                "searches compare what waits, and raise LimitExceeded where that is more than 10,000 states",
+                _costs(trouble),
                 "remove the cause (of rights, what the schema's owner lacks); workers try it again by themselves",
             )
         if refused:
@@ -31,3 +33,9 @@ def vector_troubles(found: Iterable[tuple[str, int, str]]) -> Iterator[VectorTro
                 "searches do not find them",
                 f"remove the cause, then `statecache vectors drop {namespace}` and `create` it again, which tries all",
             )
+
+
+def _costs(trouble: str) -> str:
+    """Return what a trouble costs searches; they and workers use an index with the rights of the schema's owner."""
+    refused = "are refused where they need that right too; else they " if trouble.startswith(_LACKS_RIGHT) else ""
+    return f"searches {refused}compare what waits, and raise LimitExceeded where that is more than 10,000 states"

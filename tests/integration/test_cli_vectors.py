@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from statecache import AsyncStateCache, Settings
+from statecache.cli.vector_troubles import vector_troubles
 from statecache.core.postgres.vector_indexes import create
 from statecache.sql import statement
 from statecache_workers.worker import Worker
@@ -93,6 +94,16 @@ async def test_what_keeps_states_out_of_an_index_is_told_with_what_to_do(
     await create(settings, "notes", member="vectors", dims=DIMS)
     take_in(psql)
     assert await told() == []
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "costs"),
+    [("53100", "searches compare what waits"), ("42501", "searches are refused where they need that right too; else")],
+)
+def test_what_a_trouble_costs_is_told(sqlstate: str, costs: str) -> None:
+    """What indexes vectors, and what searches the index, are functions that run as the schema's owner."""
+    (told,) = vector_troubles([("notes", 0, f"{sqlstate}: it is in the way")])
+    assert told.costs.startswith(costs)
 
 
 async def test_a_server_without_pgvector_is_told_so(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ SPELLED = _LOOKING | {"list_by_key", "list_by_key_down", "list_newest", "list_ol
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 _MIGRATE = "Run `statecache migrate`."
 _GRANT = "Grant this role what it needs."
+_GRANT_OWNER = "Grant the schema's owner what it needs, for the schema's functions run as it."
 _ANEW = "Where it was made anew, for the one before is lost for good, `statecache doctor` says which command to run."
 _WHOLE_AGAIN = "Restore the backup again, all of it, into an empty database."
 
@@ -93,6 +94,13 @@ def _literal(value: str | bool | int | Sequence[str | int] | None, quote: Callab
     if isinstance(value, int):  # which false and true are
         return str(value).lower().encode()
     return bytes(quote((value if isinstance(value, str) else array_text(value)).encode()))
+
+
+def _hint(error: psycopg.Error) -> str:
+    """Return what is to be done where the schema, or a right, does not fit; one with a context is a function's."""
+    if not isinstance(error, pg.InsufficientPrivilege):
+        return _MIGRATE
+    return _GRANT_OWNER if error.diag.context else _GRANT
 
 
 class Session:
@@ -308,9 +316,7 @@ class PostgresTier:
             whole, session.heard_at = True, monotonic()
             self._worked.update(names)
         except _MISFITS as error:
-            right = isinstance(error, pg.InsufficientPrivilege)
-            worked = self._worked.issuperset(names)
-            raise self.misfit(error, _GRANT if right else _MIGRATE, worked=worked) from error
+            raise self.misfit(error, _hint(error), worked=self._worked.issuperset(names)) from error
         except psycopg.Error as error:
             where = masked(self._settings.postgres_url)
             broken = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
