@@ -4,6 +4,9 @@ Every transaction takes the schema's advisory lock first and looks anew, as of t
 migrate at once are safe, and one that dies leaves whole steps behind. Nothing is kept on the connection between
 transactions, so a transaction-mode pooler may stand in between.
 
+A step that changes a table waits for all who read it, and whoever writes waits behind the step. So it waits for less
+time than writers do, and is tried again as a whole, for a minute: they have their turn in the pauses.
+
 The pin (shard count, hash, group rule, prefix) is written in the transaction of the first step and compared ever
 after, before anything is changed. A schema whose `min_code` is above ours is refused; later steps of a newer release
 that still lets our code in are left alone, which is what a rolling upgrade looks like from the older side.
@@ -26,6 +29,7 @@ import psycopg
 from psycopg import errors as pg
 from redis.exceptions import ResponseError
 
+from statecache.clock import monotonic
 from statecache.concurrency import TASKS, Concurrency
 from statecache.core.epoch.gate import Gate
 from statecache.core.postgres.connection import brief
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
     from statecache.settings import Settings
 
 
+_PATIENCE_S, _PAUSE_S = 60.0, 1.0
+"""For how long a step is tried again whose locks others hold, and the pause in between, in seconds."""
 _OWNER = "Migrate as the schema's owner, or as a role that may create one in this database."
 
 
@@ -124,6 +130,7 @@ class _Schema:
         applied: list[str] = []
         pinned, added = False, 0
         known = {step.number: step for step in migrations(self._schema)}
+        until = monotonic() + _PATIENCE_S
         while True:
             step: Migration | None = None
             try:
@@ -136,11 +143,15 @@ class _Schema:
                     pinned = bool(await self._run("migrate_pin", **self._pin())) or pinned
                     added += len(await self._run("migrate_shards"))
             except psycopg.Error as error:
+                if isinstance(error, pg.LockNotAvailable) and monotonic() < until:
+                    await self._io.sleep(_PAUSE_S)
+                    continue
                 raise self._translated(error, f"migration {step.number}" if step else "the schema") from error
             if step is None:
                 newer = tuple(sorted(seen - known.keys()))
                 return MigrationReport(applied=tuple(applied), newer=newer, pinned=pinned, shards_added=added)
             applied.append(f"{step.number:04d}_{step.name}")
+            until = monotonic() + _PATIENCE_S
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[None]:
