@@ -23,19 +23,26 @@ async def _keys(listing: AsyncIterator[State[Any]]) -> list[str]:
     return [state.key async for state in listing]
 
 
-async def test_as_many_rows_are_read_as_the_limit_needs(
-    client: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await client.set_many({f"runs/{number:03d}": number for number in range(300)})
-    await flush(worker)
-    rows, fetch = list[int](), client._runtime.listing._postgres.fetch_each
+def _counting_rows(client: AsyncStateCache, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return what comes to hold how many rows each page has that is read from now on."""
+    rows, postgres = list[int](), client._runtime.listing._postgres
+    fetch = postgres.fetch_each
 
     async def counted(*given: Any, **more: Any) -> Any:
         found = await fetch(*given, **more)
         rows.append(len(found[-1]))
         return found
 
-    monkeypatch.setattr(client._runtime.listing._postgres, "fetch_each", counted)
+    monkeypatch.setattr(postgres, "fetch_each", counted)
+    return rows
+
+
+async def test_as_many_rows_are_read_as_the_limit_needs(
+    client: AsyncStateCache, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.set_many({f"runs/{number:03d}": number for number in range(300)})
+    await flush(worker)
+    rows = _counting_rows(client, monkeypatch)
     order: Any
     for order in ("key", "-key", "newest", "oldest"):
         assert len(await _keys(client.list("runs/", order=order, limit=5))) == 5
@@ -57,14 +64,7 @@ async def test_where_a_dirty_state_is_not_listed_one_more_page_of_rows_is_read(
     unlisted = {names[0], names[-1], by_age[0], by_age[-1]}
     for name in unlisted:
         await (client.delete(name) if where is None else client.set(name, {"n": 2}))
-    rows, fetch = list[int](), client._runtime.listing._postgres.fetch_each
-
-    async def counted(*given: Any, **more: Any) -> Any:
-        found = await fetch(*given, **more)
-        rows.append(len(found[-1]))
-        return found
-
-    monkeypatch.setattr(client._runtime.listing._postgres, "fetch_each", counted)
+    rows = _counting_rows(client, monkeypatch)
     for order in ORDERS:
         there = [name for name in (names if order in ("key", "-key") else by_age) if name not in unlisted]
         expected = there[:5] if order in ("key", "oldest") else there[:-6:-1]
